@@ -1,0 +1,1 @@
+"""What each chapter claims: one TOML file a chapter."""
