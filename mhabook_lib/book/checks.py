@@ -48,6 +48,13 @@ def plain(value: Any, worst: int | None = None) -> Any:
     return array.tolist()
 
 
+def show(control: Any) -> str:
+    """A control, or several named ones, with four digits."""
+    if isinstance(control, dict):
+        return ", ".join(f"{name} {stable(value, 4)}" for name, value in control.items())
+    return stable(control, 4)
+
+
 @dataclass(frozen=True)
 class Rule:
     """When a measured value is accepted: `margin(value) >= 0` in every entry."""
@@ -132,21 +139,22 @@ class Check:
         text += ")" if self.passed else ") FAILED"
         if self.control_failed is not None:
             outcome = "rejected" if self.control_failed else "NOT REJECTED"
-            text += f"; control {stable(self.control, 4)} {outcome}"
+            text += f"; control {show(self.control)} {outcome}"
         return text
 
 
 def perform(name: str, rule: Rule, measured: Any, control: Any, uncertainty: Any = None) -> Check:
-    """Apply the rule to the measured value and, where given, to the control.
+    """Apply the rule to the measured value and, where given, to each control.
 
+    `control` is one value or a dictionary of named values; all of them must be rejected.
     Raises ValueError when either is not finite: a NaN would fail every rule, and a control
     that fails by being undefined controls nothing.
     """
     value = finite(name, "measured value", measured)
-    rejected, shown = None, None
-    if control is not None:
-        wrong = finite(name, "control", control)
-        rejected, shown = not rule.accepts(wrong), plain(control, rule.worst(wrong))
+    named = control if isinstance(control, dict) else {"": control}
+    wrong = {k: finite(name, "control", v) for k, v in named.items() if v is not None}
+    shown = {k: plain(v, rule.worst(v)) for k, v in wrong.items()}
+    rejected = not any(rule.accepts(v) for v in wrong.values()) if wrong else None
     worst = rule.worst(value)
     reference = as_array(rule.reference)
     reference = reference if reference.ndim else reference.item()
@@ -158,7 +166,7 @@ def perform(name: str, rule: Rule, measured: Any, control: Any, uncertainty: Any
         tolerance=rule.tolerance,
         passed=rule.accepts(value),
         uncertainty=None if uncertainty is None else float(np.max(as_array(uncertainty))),
-        control=shown,
+        control=shown.get("", shown or None),
         control_failed=rejected,
     )
 

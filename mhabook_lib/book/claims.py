@@ -45,16 +45,18 @@ def chapter_words(slug: str) -> dict[str, Any]:
     folder = resources.files("mhabook_lib.chapters")
     path = folder / f"{slug}.toml"
     if not path.is_file():
-        known = sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.suffix == ".toml")
-        raise ClaimError(f"no claims file for chapter {slug!r}; known chapters: {', '.join(known)}")
+        names = (entry.name for entry in folder.iterdir())
+        known = ", ".join(sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml")))
+        raise ClaimError(f"no claims file for chapter {slug!r}; known chapters: {known}")
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 class Claim:
     """One claim; each method adds a check and returns the claim, so that checks chain.
 
-    `control` is the same quantity measured on a deliberately wrong object: the check must reject
-    it. A claim needs at least one control. As a notebook output a claim is its badge.
+    `control` is the same quantity measured on a deliberately wrong object, or a dictionary of
+    several: the check must reject them. A claim needs at least one control. As a notebook output a
+    claim is its badge.
     """
 
     def __init__(self, identifier: str, words: dict[str, Any]):
@@ -208,7 +210,8 @@ class Ledger:
         records = self.records()
         problems = validate_claims(records, self.expected_ids) + self._twice()
         if problems:
-            raise ClaimError(f"the ledger of {self.slug!r} is not in order:\n" + "\n".join(problems))
+            listing = "\n".join(problems)
+            raise ClaimError(f"the ledger of {self.slug!r} is not in order:\n{listing}")
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "claims.json"
         path.write_text(json.dumps(records, indent=1, allow_nan=False), encoding="utf-8")
@@ -248,7 +251,7 @@ class LedgerTable:
                 stable(check.measured, 4),
                 f"{check.sign} {stable(check.reference, 4)}",
                 f"{check.tolerance:.2g}" if check.tolerance else "",
-                "" if check.control_failed is None else stable(check.control, 4),
+                "" if check.control_failed is None else checks.show(check.control),
             )
             for claim in claims
             for check in claim.checks
