@@ -1,0 +1,67 @@
+"""Checks at the border: a `ValueError` names the argument, its value and what was expected."""
+
+from __future__ import annotations
+
+import torch
+
+NORMALIZATIONS = ("softmax", "unnormalized", "relu")
+UNIT_TOLERANCE = 1e-6
+
+
+def require_normalization(normalization: str) -> None:
+    """Raise unless `normalization` names one of the three flows."""
+    if normalization not in NORMALIZATIONS:
+        raise ValueError(f"normalization={normalization!r}: expected one of {NORMALIZATIONS}")
+
+
+def require_finite(name: str, value) -> None:
+    """Raise if a number, array or tensor holds NaN or infinity."""
+    tensor = torch.as_tensor(value)
+    if not bool(torch.isfinite(tensor).all()):
+        shown = tensor.item() if tensor.ndim == 0 else f"tensor of shape {tuple(tensor.shape)}"
+        raise ValueError(f"{name}={shown}: expected finite values only")
+
+
+def require_positive(name: str, value) -> None:
+    """Raise unless every entry is finite and > 0."""
+    require_finite(name, value)
+    tensor = torch.as_tensor(value)
+    if not bool((tensor > 0).all()):
+        raise ValueError(f"{name}={float(tensor.min())!r}: expected a value > 0")
+
+
+def require_tokens(x: torch.Tensor, sphere: bool = False) -> None:
+    """Raise unless `x` is a finite float tensor (..., n, d), with unit rows when `sphere`."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        raise ValueError(f"x of type {type(x).__name__}: expected a floating-point tensor")
+    if x.ndim < 2:
+        raise ValueError(f"x of shape {tuple(x.shape)}: expected (..., n, d)")
+    require_finite("x", x)
+    if sphere:
+        off = float((torch.linalg.vector_norm(x, dim=-1) - 1).abs().max())
+        if off > UNIT_TOLERANCE:
+            raise ValueError(
+                f"x leaves the unit sphere by {off:.3g}: expected unit tokens "
+                f"(tolerance {UNIT_TOLERANCE:g}), or sphere=False"
+            )
+
+
+def require_same_shape(name: str, value: torch.Tensor, other_name: str, other) -> None:
+    """Raise unless the last two axes of two tensors agree; the message shows both shapes."""
+    if value.shape[-2:] != other.shape[-2:]:
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} and {other_name} of shape "
+            f"{tuple(other.shape)}: expected the same last two axes"
+        )
+
+
+def require_gamma(gamma, n: int) -> None:
+    """Raise unless every inner product `gamma` lies in [-1/(n-1), 1) for n >= 2 tokens."""
+    if int(torch.as_tensor(n).min()) < 2:
+        raise ValueError(f"n={n}: expected at least two tokens")
+    tensor = torch.as_tensor(gamma, dtype=torch.float64)
+    lowest = -1 / (torch.as_tensor(n, dtype=torch.float64, device=tensor.device) - 1)
+    inside = (tensor >= lowest * (1 + 1e-12)) & (tensor < 1)
+    if not bool(inside.all()):
+        wrong = float(tensor.broadcast_to(inside.shape)[~inside][0])
+        raise ValueError(f"gamma={wrong!r}: expected a value in [-1/(n-1), 1) with n={n}")
