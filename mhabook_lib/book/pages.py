@@ -1,0 +1,264 @@
+"""Pages that the runs write: header of a chapter, ledger, status, speed, cards of the front page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mhabook_lib.book.claims import COLOURS, stable
+from mhabook_lib.book.results import Result, claim_places
+
+KIND_ORDER = ("proposition", "theorem", "extension", "figure")
+
+
+def table(head: list[str], rows: list[list[str]], name: str) -> str:
+    """A list-table: cells are Markdown, formulas included."""
+    lines = ["```{list-table}", ":header-rows: 1", f":class: {name}"]
+    for row in [head, *rows]:
+        cells = [" ".join(str(cell).split()) for cell in row]
+        lines += [f"* - {cells[0]}".rstrip(), *(f"  - {cell}".rstrip() for cell in cells[1:])]
+    return "\n".join([*lines, "```"])
+
+
+def badge(verdict: str, count: int | None = None) -> str:
+    words = verdict if count is None else f"{count} {plural(verdict, count)}"
+    return f"{{bdg-{COLOURS[verdict]}}}`{words}`"
+
+
+def plural(verdict: str, count: int) -> str:
+    return verdict if count == 1 else verdict.replace("holds", "hold")
+
+
+def badges(result: Result) -> str:
+    return " ".join(badge(verdict, count) for verdict, count in result.verdict_counts())
+
+
+def counted(result: Result) -> str:
+    words = [f"{count} {plural(v, count)}" for v, count in result.verdict_counts()]
+    return ", ".join(words)
+
+
+def run_time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def facts_of_run(result: Result) -> str:
+    run = result.run
+    where = "a GPU" if run["device"] == "cuda" else "the CPU"
+    text = f"{run_time(run['seconds'])} on {where}, {memory(run)} of memory"
+    return f"{text} (profile `{run['profile']}`)"
+
+
+def memory(run: dict[str, Any]) -> str:
+    return f"{run['peak_memory_mb'] / 1024:.1f} GiB"
+
+
+def paper_lines(result: Result, cited: str) -> list[tuple[str, str]]:
+    """What the header box says, as pairs of a word and its text."""
+    about = result.chapter.about
+    paper = ", ".join(filter(None, [cited, f"*{about['paper_title']}*"])) if cited else ""
+    if about.get("arxiv"):
+        link = f"[arXiv:{about['arxiv']}](https://arxiv.org/abs/{about['arxiv']})"
+        paper = f"{paper}, {link}" if paper else link
+    return [
+        ("Paper", paper),
+        ("Covers", about.get("covers", "")),
+        ("You need", about.get("prerequisites", "")),
+        ("This run", facts_of_run(result)),
+    ]
+
+
+def header(result: Result, downloads: dict[str, str], launches: dict[str, str]) -> str:
+    """The box below a chapter's title, in the book's Markdown."""
+    about = result.chapter.about
+    cited = f"{{cite:t}}`{about['paper']}`" if about.get("paper") else ""
+    pairs = [*paper_lines(result, cited), ("Verdicts", badges(result))]
+    files = [f"{{download}}`{name} <../downloads/{file}>`" for name, file in downloads.items()]
+    pairs.append(("Take it along", " · ".join(files)))
+    pairs.append(("Run it", " · ".join(f"[{name}]({url})" for name, url in launches.items())))
+    body = [f"{word}\n: {text}\n" for word, text in pairs if text]
+    return "\n".join([":::{admonition} About this chapter", ":class: chapter-facts", "", *body, ":::"])
+
+
+def plain_header(result: Result, cited: str) -> str:
+    """The same box for readers outside the book."""
+    pairs = [*paper_lines(result, cited), ("Verdicts", counted(result))]
+    return "\n>\n".join(f"> **{word}.** {text}" for word, text in pairs if text)
+
+
+def link(result: Result, identifier: str, label: str) -> str:
+    """A link to the place of a claim; Sphinx writes labels in lower case."""
+    return f'<a href="../notebooks/{result.slug}.html#{label.lower()}">{identifier}</a>'
+
+
+def value(number: Any) -> str:
+    return "" if number is None else f"`{stable(number, 4)}`"
+
+
+def claim_row(result: Result, record: dict[str, Any], label: str) -> list[str]:
+    control = record["control"]
+    measured = value(record["measured"])
+    if record.get("uncertainty") is not None:
+        measured += f" ± {value(record['uncertainty'])}"
+    shown = next((c for c in record.get("checks", []) if c["name"] == record.get("check")), {})
+    wanted = f"{sign(shown.get('sign', ''))} {value(record['reference'])}".strip()
+    tolerance = value(record["tolerance"]) if record["tolerance"] else "exact"
+    if shown.get("sign") in ("<=", ">="):
+        tolerance = "bound"
+    verdict = badge(record["verdict"])
+    if record["condition"] and record["verdict"] != "not reproduced":
+        verdict += f" {record['condition']}"
+    return [
+        link(result, record["id"], label),
+        record["kind"],
+        f"{record['statement']} ({record['provenance']})",
+        verdict,
+        f"{record.get('check') or ''}: {measured}".removeprefix(": "),
+        wanted,
+        f"{tolerance}: {record['why_tolerance']}",
+        f"{control['description']}: {value(control['measured'])}, rejected",
+    ]
+
+
+def sign(symbol: str) -> str:
+    return {"<=": "≤", ">=": "≥"}.get(symbol, symbol)
+
+
+def ledger_page(results: list[Result]) -> str:
+    rows, total = [], 0
+    for result in results:
+        places = claim_places(result)
+        rows += [claim_row(result, r, places[r["id"]]) for r in result.claims]
+        total += len(result.claims)
+    held = sum(r.verdicts["reproduced"] for r in results)
+    checks = sum(len(record.get("checks", [])) for r in results for record in r.claims)
+    intro = (
+        f"The chapters make {total} claims and test them with {checks} checks; {held} claims are "
+        "reproduced as stated. Every row shows the check that bears its claim, what was measured "
+        "against what, and the control: the same check on a deliberately wrong object, which must "
+        "be rejected. The name of a claim leads to its place in the chapter."
+    )
+    head = "Claim,Kind,Statement,Verdict,Measured,Wanted,Tolerance,Control".split(",")
+    return f"# Claims ledger\n\n{intro}\n\n{table(head, rows, 'ledger')}\n"
+
+
+def status_page(results: list[Result]) -> str:
+    rows = [status_row(result) for result in results]
+    head = ["Chapter", "Last run", "Profile", "Device", "Run time", "Memory", "Claims", "Compared"]
+    intro = (
+        "Each chapter of this book was executed as follows; cells marked for comparison were run "
+        "again and held against outputs accepted earlier."
+    )
+    seen = sorted({json.dumps(r.run["versions"], sort_keys=True) for r in results})
+    packages = [[name, v] for text in seen for name, v in json.loads(text).items()]
+    return "\n\n".join(
+        [
+            "# Status",
+            intro,
+            table(head, rows, "status"),
+            "The numbers were computed with these versions.",
+            table(["Package", "Version"], packages, "versions"),
+            *warnings_of(results),
+        ]
+    )
+
+
+def status_row(result: Result) -> list[str]:
+    run, check = result.run, result.check
+    good = check.get("passed") and check.get("run_key") == run["key"]
+    cells = f"{check['compared']} cells equal" if good else "not yet"
+    return [
+        f"[{result.chapter.about['title']}](../notebooks/{result.slug}.ipynb)",
+        run["finished"].replace("T", " ").replace("+00:00", " UTC"),
+        run["profile"],
+        run["device"],
+        f"{run['seconds']:.0f} s",
+        memory(run),
+        counted(result),
+        cells,
+    ]
+
+
+def warnings_of(results: list[Result]) -> list[str]:
+    lines = [f"- {r.slug}: `{text}`" for r in results for text in r.run["warnings"]]
+    return ["Messages the runs wrote on their error stream:", "\n".join(lines)] if lines else []
+
+
+def speed_page(path: Path) -> str:
+    title = "# Speed"
+    if not path.is_file():
+        return f"{title}\n\nNo benchmark has been run for this copy of the book: `make bench`, " \
+            "then `make book`, fills this page.\n"
+    rows = [speed_row(row) for row in json.loads(path.read_text())]
+    intro = (
+        "Each line sets the way this book computes against another way to the same number, side "
+        "by side in one process; the ratio is the median over repeats, with its spread."
+    )
+    head = ["Chapter", "Task", "Size", "Here", "Other way", "Its time", "Ratio", "Errors"]
+    return f"{title}\n\n{intro}\n\n{table(head, rows, 'speed')}\n"
+
+
+def speed_row(row: dict[str, Any]) -> list[str]:
+    errors = [value(row.get(name)) for name in ("ours_error", "other_error")]
+    spread = row.get("spread")
+    if isinstance(spread, list) and len(spread) == 2:
+        spread = f"{stable(spread[0], 3)} to {stable(spread[1], 3)}"
+    return [
+        row["chapter"],
+        row["task"],
+        str(row["size"]),
+        duration(row["ours_s"]),
+        row["other"],
+        duration(row["other_s"]),
+        f"{stable(row['ratio'], 3)}×" + (f" ({spread})" if spread else ""),
+        " against ".join(filter(None, errors)),
+    ]
+
+
+def duration(seconds: float) -> str:
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * factor >= 1:
+            break
+    return f"{stable(seconds * factor, 3)} {unit}"
+
+
+def cards(results: list[Result]) -> str:
+    """One card a chapter for the front page."""
+    lines = ["::::{grid} 1 1 2 2", ":gutter: 3", ""]
+    for result in results:
+        about = result.chapter.about
+        lines += [f":::{{grid-item-card}} {about['title']}"]
+        lines += [f":link: ../notebooks/{result.slug}", ":link-type: doc", ""]
+        lines += [about.get("short", ""), "+++", badges(result), ":::", ""]
+    return "\n".join([*lines, "::::"])
+
+
+def totals(results: list[Result]) -> str:
+    """One sentence with the state of the whole book."""
+    claims = [record for result in results for record in result.claims]
+    counts = [sum(c["verdict"] == v for c in claims) for v in COLOURS]
+    pairs = zip(COLOURS, counts, strict=True)
+    words = ", ".join(f"{n} {plural(v, n)}" for v, n in pairs if n)
+    chapters = "one chapter" if len(results) == 1 else f"{len(results)} chapters"
+    return f"In this copy {chapters} made {len(claims)} claims: {words}.\n"
+
+
+def cover(result: Result) -> tuple[str, dict[str, str]]:
+    """Label and words of the front page's figure: the claims file's `cover`, or the first."""
+    figures = result.figures()
+    label = result.chapter.about.get("cover") or next(iter(figures), "")
+    return label, figures.get(label, {})
+
+
+def cover_figure(result: Result, label: str, figure: dict[str, str]) -> str:
+    return "\n".join(
+        [
+            f"```{{figure}} /book/generated/{result.slug}-{label}.svg",
+            f":alt: {' '.join(figure['alt'].split())}",
+            ":width: 80%",
+            "",
+            figure.get("caption", ""),
+            "```",
+        ]
+    )
