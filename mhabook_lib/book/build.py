@@ -23,6 +23,7 @@ BUILDERS = (
     "jupyter-book sphinx sphinx-book-theme sphinx-proof sphinx-design myst-nb "
     "sphinxcontrib-bibtex sphinx-mathjax-offline pydata-sphinx-theme"
 ).split()
+JUPYTER_BOOK = "from jupyter_book.cli.main import main; main()"
 COMPLAINT = re.compile(r"WARNING|ERROR|CRITICAL|Exception occurred|error:")
 MOST_SHOWN = 20
 
@@ -69,7 +70,7 @@ def built_key(site: Path) -> str:
 
 def run_sphinx(project: Project, source: Path, work: Path) -> Path:
     """Jupyter Book on the staged folder; BookError with its complaints when there are any."""
-    command = [sys.executable, "-m", "jupyter_book.cli.main", "build", str(source)]
+    command = [sys.executable, "-c", JUPYTER_BOOK, "build", str(source)]
     command += ["--path-output", str(work), "-n", "-W", "--keep-going", "--all"]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=work
@@ -77,12 +78,13 @@ def run_sphinx(project: Project, source: Path, work: Path) -> Path:
     project.logs.mkdir(parents=True, exist_ok=True)
     log = project.logs / "sphinx.log"
     log.write_text(done.stdout, encoding="utf-8")
-    if done.returncode:
+    pages = work / "_build" / "html"
+    if done.returncode or not (pages / "index.html").is_file():
         text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).replace(f"{source}/", "")
         found = [line for line in text.splitlines() if COMPLAINT.search(line)]
         found = found or text.splitlines()[-5:]
         raise BookError(listing("Jupyter Book found faults", found) + f"\n  log: {log}")
-    return work / "_build" / "html"
+    return pages
 
 
 def share_plain_notebooks(stage: Path, pages: Path) -> None:

@@ -25,7 +25,15 @@ import nbformat
 from mhabook_lib.book.chapters import BookError, Chapter, tags
 from mhabook_lib.book.keys import code_cells, digest, own_code_cells
 from mhabook_lib.book.results import executed_notebook, read_check
-from mhabook_lib.book.run import TIME_LIMIT, environment, keep_text, prepare, read_run, workplace
+from mhabook_lib.book.run import (
+    TIME_LIMIT,
+    environment,
+    keep_text,
+    published_key,
+    read_run,
+    resolve_device,
+    workplace,
+)
 
 MARK = "nbval-check-output"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -52,7 +60,7 @@ def accept(chapter: Chapter) -> int:
     """Write the reference from the last good run; returns the number of cells."""
     executed = executed_notebook(chapter, "quick")
     facts = read_run(chapter.result("quick"))
-    if prepare(chapter, "quick", facts["device"], []).key != facts["key"]:
+    if published_key(chapter, "quick", facts["device"]) != facts["key"]:
         raise BookError(f"chapter '{chapter.slug}' changed since its run: mhabook run {chapter.slug}")
     cells = marked(own_code_cells(executed))
     if not cells:
@@ -93,7 +101,7 @@ def merged(chapter: Chapter):
 
 def check_key(chapter: Chapter) -> str:
     reference = chapter.reference.read_text(encoding="utf-8")
-    return digest(prepare(chapter, "quick", "auto", []).key, reference)
+    return digest(published_key(chapter, "quick", resolve_device("auto")), reference)
 
 
 def check(
@@ -153,7 +161,7 @@ def remember(chapter: Chapter, facts: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     facts |= {
         "passed": True,
-        "run_key": prepare(chapter, "quick", "auto", []).key,
+        "run_key": published_key(chapter, "quick", resolve_device("auto")),
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:

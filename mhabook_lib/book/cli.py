@@ -12,7 +12,8 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from mhabook_lib.book.chapters import DEVICES, PROFILES, BookError, Chapter, find_project
-from mhabook_lib.book.claims import COLOURS, ClaimError, stable
+from mhabook_lib.book.checks import show, stable
+from mhabook_lib.book.claims import COLOURS, ClaimError
 
 RICH_COLOURS = {"success": "green", "warning": "yellow", "danger": "red"}
 
@@ -72,14 +73,14 @@ def warn(text: str) -> None:
 @app.command("list")
 def list_chapters() -> None:
     """Show the chapters, their claims and what has been run."""
-    from mhabook_lib.book.run import prepare, read_run
+    from mhabook_lib.book.run import published_key, read_run
 
     table = Table("chapter", "title", "claims", "last run", box=None, header_style="bold")
     for chapter in find_project().chapters():
         facts = read_run(chapter.result("quick"))
         state = "not run yet"
         if facts:
-            fresh = prepare(chapter, "quick", facts["device"], []).key == facts["key"]
+            fresh = published_key(chapter, "quick", facts["device"]) == facts["key"]
             state = f"{facts['finished'][:10]}, {facts['seconds']:.0f} s"
             state += "" if fresh else " (out of date)"
         title = chapter.about["title"]
@@ -203,7 +204,7 @@ def claims(
             record.get("check") or "",
             number(record["measured"]),
             number(record["reference"]),
-            f"{number(record['control']['measured'])} rejected",
+            f"{show(record['control']['measured'])} rejected",
         )
     Console().print(table)
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mhabook_lib.book.claims import COLOURS, stable
+from mhabook_lib.book.checks import show, stable
+from mhabook_lib.book.claims import COLOURS
 from mhabook_lib.book.results import Result, claim_places
 
 KIND_ORDER = ("proposition", "theorem", "extension", "figure")
@@ -87,16 +88,16 @@ def plain_header(result: Result, cited: str) -> str:
     return "\n>\n".join(f"> **{word}.** {text}" for word, text in pairs if text)
 
 
-def link(result: Result, identifier: str, label: str) -> str:
-    """A link to the place of a claim; Sphinx writes labels in lower case."""
-    return f'<a href="../notebooks/{result.slug}.html#{label.lower()}">{identifier}</a>'
+def link(result: Result, identifier: str, place: str) -> str:
+    """A link to where the chapter makes the claim."""
+    return f'<a href="../notebooks/{result.slug}.html#{place}">{identifier}</a>'
 
 
 def value(number: Any) -> str:
     return "" if number is None else f"`{stable(number, 4)}`"
 
 
-def claim_row(result: Result, record: dict[str, Any], label: str) -> list[str]:
+def claim_row(result: Result, record: dict[str, Any], place: str) -> list[str]:
     control = record["control"]
     measured = value(record["measured"])
     if record.get("uncertainty") is not None:
@@ -110,14 +111,14 @@ def claim_row(result: Result, record: dict[str, Any], label: str) -> list[str]:
     if record["condition"] and record["verdict"] != "not reproduced":
         verdict += f" {record['condition']}"
     return [
-        link(result, record["id"], label),
+        link(result, record["id"], place),
         record["kind"],
         f"{record['statement']} ({record['provenance']})",
         verdict,
         f"{record.get('check') or ''}: {measured}".removeprefix(": "),
         wanted,
         f"{tolerance}: {record['why_tolerance']}",
-        f"{control['description']}: {value(control['measured'])}, rejected",
+        f"{control['description']}: `{show(control['measured'])}`, rejected",
     ]
 
 
@@ -230,7 +231,7 @@ def cards(results: list[Result]) -> str:
         about = result.chapter.about
         lines += [f":::{{grid-item-card}} {about['title']}"]
         lines += [f":link: ../notebooks/{result.slug}", ":link-type: doc", ""]
-        lines += [about.get("short", ""), "+++", badges(result), ":::", ""]
+        lines += [about.get("short", ""), "", badges(result), ":::", ""]
     return "\n".join([*lines, "::::"])
 
 

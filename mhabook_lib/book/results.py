@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,8 @@ from mhabook_lib.book.chapters import BookError, Chapter, Project, tags
 from mhabook_lib.book.claims import VERDICTS
 from mhabook_lib.book.export import figure_of, notebook_labels
 from mhabook_lib.book.keys import own_code_cells
-from mhabook_lib.book.run import prepare, read_run, restore
+from mhabook_lib.book.myst import STATEMENTS
+from mhabook_lib.book.run import published_key, read_run, restore
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def load(chapter: Chapter, profile: str) -> Result:
     executed = executed_notebook(chapter, profile)
     folder, facts = chapter.result(profile), read_run(chapter.result(profile))
     notebook = refreshed(chapter.notebook(), executed, chapter.slug)
-    if prepare(chapter, profile, facts["device"], []).key != facts["key"]:
+    if published_key(chapter, profile, facts["device"]) != facts["key"]:
         raise BookError(
             f"chapter '{chapter.slug}' was run before the library, its claims file or a version "
             f"changed: mhabook run {chapter.slug}"
@@ -115,19 +117,19 @@ def load_all(project: Project, profile: str) -> list[Result]:
     return found
 
 
-def claim_place(result: Result, label: str, labels: dict[str, str]) -> str:
-    """The label in the chapter that a claim belongs to; BookError when it has no place."""
-    wanted = f"{result.slug}-{label}"
-    if wanted not in labels:
-        raise BookError(
-            f"claim {result.slug}.{label} has no place in its chapter: give its statement or "
-            f"figure the label {wanted}"
-        )
-    return wanted
-
-
 def claim_places(result: Result) -> dict[str, str]:
-    """Labels by claim ID."""
+    """Anchors in the chapter's page by claim ID; BookError for a claim that has no place."""
     labels = notebook_labels(result.notebook)
-    names = [record["id"].split(".", 1)[1] for record in result.claims]
-    return {f"{result.slug}.{name}": claim_place(result, name, labels) for name in names}
+    return {record["id"]: anchor(record["id"], labels) for record in result.claims}
+
+
+def anchor(identifier: str, labels: dict[str, str]) -> str:
+    """Statements keep their label as it is; Sphinx writes those of figures in lower case."""
+    label = identifier.replace(".", "-", 1)
+    if label not in labels:
+        raise BookError(
+            f"claim {identifier} has no place in its chapter: give its statement or figure "
+            f"the label {label}"
+        )
+    is_statement = labels[label].split()[0].lower() in STATEMENTS
+    return label if is_statement else re.sub(r"[._]", "-", label.lower())

@@ -118,9 +118,17 @@ def prepare(chapter: Chapter, profile: str, device: str, overrides: list[str]) -
     if "profile" not in defaults and profile != "quick":
         raise BookError(f"chapter '{chapter.slug}' has no parameter 'profile'.")
     changed = {name: v for name, v in (run | given).items() if defaults[name] != v}
-    everything = defaults | run | given
-    key = execution_key(chapter, everything, resolve_device(device))
+    key = published_key(chapter, profile, resolve_device(device), given)
     return Job(chapter, profile, device, given, changed, key)
+
+
+def published_key(
+    chapter: Chapter, profile: str, device: str, given: dict[str, Any] | None = None
+) -> str:
+    """The key of a run on a device that may be one of another machine."""
+    values = chapter.parameters() | {"profile": profile} | (given or {})
+    values.pop("device", None)
+    return execution_key(chapter, values, device)
 
 
 @contextmanager
