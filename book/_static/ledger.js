@@ -3,13 +3,15 @@ document.addEventListener("DOMContentLoaded", () => {
   const table = document.querySelector("table.ledger");
   if (!table) return;
   const rows = [...table.tBodies[0].rows];
-  const text = (row, column) => row.cells[column].textContent.trim();
-  const filters = [
-    { name: "Chapter", of: (row) => text(row, 0).split(".")[0] },
-    { name: "Kind", of: (row) => text(row, 1) },
+    const filters = [
+    { name: "Chapter", of: (row) => row.cells[0].textContent.trim().split(".")[0] },
+    {
+      name: "Kind",
+      of: (row) => row.cells[0].querySelector("em").textContent.trim(),
+    },
     {
       name: "Verdict",
-      of: (row) => row.cells[3].querySelector(".sd-badge").textContent.trim(),
+      of: (row) => row.cells[2].querySelector(".sd-badge").textContent.trim(),
     },
   ];
   const bar = document.createElement("form");

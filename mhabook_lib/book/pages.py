@@ -10,7 +10,7 @@ from mhabook_lib.book.checks import show, stable
 from mhabook_lib.book.claims import COLOURS
 from mhabook_lib.book.results import Result, claim_places
 
-KIND_ORDER = ("proposition", "theorem", "extension", "figure")
+WIDE = "---\nhtml_theme.sidebar_secondary.remove: true\n---\n\n"
 
 
 def table(head: list[str], rows: list[list[str]], name: str) -> str:
@@ -98,28 +98,40 @@ def value(number: Any) -> str:
 
 
 def claim_row(result: Result, record: dict[str, Any], place: str) -> list[str]:
-    control = record["control"]
-    measured = value(record["measured"])
-    if record.get("uncertainty") is not None:
-        measured += f" ± {value(record['uncertainty'])}"
-    shown = next((c for c in record.get("checks", []) if c["name"] == record.get("check")), {})
-    wanted = f"{sign(shown.get('sign', ''))} {value(record['reference'])}".strip()
-    tolerance = value(record["tolerance"]) if record["tolerance"] else "exact"
-    if shown.get("sign") in ("<=", ">="):
-        tolerance = "bound"
+    """Claim, statement, verdict, measured against wanted, tolerance, control."""
     verdict = badge(record["verdict"])
     if record["condition"] and record["verdict"] != "not reproduced":
         verdict += f" {record['condition']}"
+    control = record["control"]
     return [
-        link(result, record["id"], place),
-        record["kind"],
+        f"{link(result, record['id'], place)} *{record['kind']}*",
         f"{record['statement']} ({record['provenance']})",
         verdict,
-        f"{record.get('check') or ''}: {measured}".removeprefix(": "),
-        wanted,
-        f"{tolerance}: {record['why_tolerance']}",
+        measured(record),
+        tolerance(record),
         f"{control['description']}: `{show(control['measured'])}`, rejected",
     ]
+
+
+def main_check(record: dict[str, Any]) -> dict[str, Any]:
+    """The check that bears the claim."""
+    checks = record.get("checks", [])
+    return next((c for c in checks if c["name"] == record.get("check")), {})
+
+
+def measured(record: dict[str, Any]) -> str:
+    """`name: value ± uncertainty (wanted ...)`."""
+    text = f"{record.get('check') or 'measured'}: {value(record['measured'])}"
+    if record.get("uncertainty") is not None:
+        text += f" ± {value(record['uncertainty'])}"
+    return f"{text}, wanted {sign(main_check(record).get('sign', '='))} {value(record['reference'])}"
+
+
+def tolerance(record: dict[str, Any]) -> str:
+    bound = main_check(record).get("sign") in ("<=", ">=")
+    exact = "as a bound" if bound else "exact"
+    allowed = f"± {value(record['tolerance'])}" if record["tolerance"] else exact
+    return f"{allowed}: {record['why_tolerance']}"
 
 
 def sign(symbol: str) -> str:
@@ -140,8 +152,8 @@ def ledger_page(results: list[Result]) -> str:
         "against what, and the control: the same check on a deliberately wrong object, which must "
         "be rejected. The name of a claim leads to its place in the chapter."
     )
-    head = "Claim,Kind,Statement,Verdict,Measured,Wanted,Tolerance,Control".split(",")
-    return f"# Claims ledger\n\n{intro}\n\n{table(head, rows, 'ledger')}\n"
+    head = ["Claim", "Statement", "Verdict", "Measured", "Tolerance", "Control"]
+    return f"{WIDE}# Claims ledger\n\n{intro}\n\n{table(head, rows, 'ledger')}\n"
 
 
 def status_page(results: list[Result]) -> str:
