@@ -44,11 +44,20 @@ STYLE = {
 }
 
 
-def panels(rows: int = 1, cols: int = 1, *, height: float = 2.9, width: float = 8.0, **kwargs):
+def use_style() -> None:
+    """Draw all further figures of this session in the book's style."""
+    plt.rcParams.update(STYLE)
+
+
+def panels(rows: int = 1, cols: int = 1, *, height: float = 2.9, width: float = 8.0):
     """A figure of the book's width with `rows` x `cols` panels; axes as in `plt.subplots`."""
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(rows, cols, figsize=(width, height * rows), **kwargs)
-    return figure, axes
+    return plt.subplots(rows, cols, figsize=(width, height * rows))
+
+
+def stacked(heights, *, width: float = 10.0):
+    """A figure with one subfigure above the other, of the given heights in inches."""
+    figure = plt.figure(figsize=(width, sum(heights)))
+    return figure, figure.subfigures(len(heights), 1, height_ratios=heights)
 
 
 def label(axis, title: str = "", x: str = "", y: str = "", **limits):
@@ -63,4 +72,50 @@ def curves(axis, x, ys, labels, *, colours=None, dash="-", **style):
     for k, (y, name) in enumerate(zip(ys, labels, strict=True)):
         colour = (colours or COLOURS)[k % len(colours or COLOURS)]
         axis.plot(x, y, dash, color=colour, label=name, **style)
+    return axis
+
+
+def heat_map(axis, x, y, values, *, colour_bar: str = "", **style):
+    """`values[k, j]` at (x[j], y[k]) as a coloured map, with a colour bar if it has a name."""
+    mesh = axis.pcolormesh(
+        as_array(x), as_array(y), as_array(values), shading="nearest", rasterized=True, **style
+    )
+    if colour_bar:
+        axis.figure.colorbar(mesh, ax=axis, label=colour_bar)
+    return mesh
+
+
+def ratio_map(axis, x, y, ratio):
+    """A positive ratio on a diverging logarithmic scale, white at 1, with the contour 1."""
+    logs = np.log2(as_array(ratio))
+    top = np.abs(logs).max()
+    heat_map(axis, x, y, logs, cmap="PuOr_r", vmin=-top, vmax=top, colour_bar=r"$\log_2$ of the ratio")
+    if logs.min() < 0 < logs.max():
+        axis.contour(as_array(x), as_array(y), logs, levels=[0], colors="k", linewidths=1.4)
+    return axis
+
+
+def sign_map(axis, x, y, values, names):
+    """Two regions, `values > 0` and `values < 0`, named in that order, and the line between."""
+    x, y, values = map(as_array, (x, y, values))
+    fills = [PALETTE["amber"], PALETTE["sky"]]
+    axis.contourf(x, y, values, levels=[-np.inf, 0, np.inf], colors=fills)
+    axis.contour(x, y, values, levels=[0], colors="white", linewidths=2)
+    for name, region in zip(names, (values > 0, values < 0), strict=True):
+        row, column = np.nonzero(region)
+        axis.text(x[column].mean(), y[row].mean(), name, ha="center", va="center", fontsize=8.5)
+    return axis
+
+
+def globe(axis, points, labels):
+    """Points (n, 3) of the unit sphere seen from the front; those behind are pale."""
+    points, labels = as_array(points), as_array(labels)
+    angle = np.linspace(0, 2 * np.pi, 200)
+    axis.plot(np.cos(angle), np.sin(angle), color="0.6", lw=0.8)
+    colours = np.array(COLOURS)[labels % len(COLOURS)]
+    front = points[:, 0] >= 0
+    for side, opacity in ((~front, 0.25), (front, 1.0)):
+        axis.scatter(*points[side, 1:].T, c=colours[side], s=14, alpha=opacity, lw=0)
+    axis.set(aspect="equal", xlim=(-1.08, 1.08), ylim=(-1.08, 1.08))
+    axis.axis("off")
     return axis
