@@ -81,10 +81,20 @@ def run_sphinx(project: Project, source: Path, work: Path) -> Path:
     pages = work / "_build" / "html"
     if done.returncode or not (pages / "index.html").is_file():
         text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).replace(f"{source}/", "")
-        found = [line for line in text.splitlines() if COMPLAINT.search(line)]
+        found = [place(line) for line in text.splitlines() if COMPLAINT.search(line)]
         found = found or text.splitlines()[-5:]
         raise BookError(listing("Jupyter Book found faults", found) + f"\n  log: {log}")
     return pages
+
+
+def place(line: str) -> str:
+    """Cell and line in words: notebooks count ten thousand lines a cell."""
+
+    def words(match: re.Match) -> str:
+        cell, number = divmod(int(match[2]), 10_000)
+        return f"{match[1]}.md, cell {cell}, line {number}:"
+
+    return re.sub(r"(notebooks/[\w-]+)\.ipynb:(\d{5,}):", words, line)
 
 
 def share_plain_notebooks(stage: Path, pages: Path) -> None:

@@ -64,6 +64,8 @@ class Project:
         def walk(entry: Any) -> list[str]:
             if isinstance(entry, list):
                 return [name for item in entry for name in walk(item)]
+            if not isinstance(entry, dict):
+                return []
             own = [entry[key] for key in ("root", "file") if key in entry]
             below = [entry[key] for key in ("parts", "chapters", "sections") if key in entry]
             return own + walk(below)
@@ -161,7 +163,11 @@ class Chapter:
         """The source as a notebook without outputs."""
         import jupytext
 
-        return jupytext.read(self.source, fmt="md:myst")
+        try:
+            return jupytext.read(self.source, fmt="md:myst")
+        except Exception as error:
+            text = str(error).strip().splitlines()[0]
+            raise BookError(f"{self.source.name} is not a MyST notebook: {text}") from error
 
     def parameters(self) -> dict[str, Any]:
         """Names and defaults from the one cell tagged `parameters`."""

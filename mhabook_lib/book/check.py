@@ -137,7 +137,7 @@ def run_nbval(chapter: Chapter, notebook, time_limit: int) -> tuple[int, str]:
         path = folder / f"{chapter.slug}.ipynb"
         nbformat.write(notebook, path)
         (folder / "pytest.ini").write_text("[pytest]\n")
-        command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--color=no", "-q"]
+        command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--color=no", "-vv"]
         command += ["-p", "no:cacheprovider", "--nbval-lax", "--nbval-current-env", "--tb=short"]
         command += [f"--nbval-cell-timeout={time_limit}", path.name]
         env = environment(chapter.project, None) | {"MHABOOK_OUTPUT": str(folder / "out")}

@@ -217,8 +217,8 @@ class Book:
         process = self.start(*arguments, **options)
         out, err = process.communicate(timeout=300)
         assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
-        assert "Traceback" not in err, err
-        return out + err
+        assert "Traceback (most recent" not in err, err
+        return err + out
 
 
 def write_tiny(root: Path) -> Book:

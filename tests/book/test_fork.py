@@ -1,0 +1,77 @@
+"""A fork is a chapter of its own at once: it runs, is compared, and stands in the book."""
+
+import json
+
+import pytest
+
+
+def test_fork_runs_is_accepted_and_appears_in_the_book(copy):
+    said = copy("new", "my-experiment", "--from", "tiny", "--title", "My experiment")
+    assert "notebooks/my-experiment.md" in said
+    copy.edit("size = 5", "size = 6", "notebooks/my-experiment.md")
+    assert "my-experiment: 2 claims" in copy("run")
+    claims = json.loads((copy.root / "_build/quick/my-experiment/claims.json").read_text())
+    assert [c["id"] for c in claims] == ["my-experiment.T1", "my-experiment.F1"]
+    assert claims[0]["measured"] == 91
+    copy("accept", "my-experiment")
+    assert "my-experiment: 1 marked cells as accepted" in copy("check", "my-experiment")
+    copy("build")
+    page = (copy.root / "_build/html/notebooks/my-experiment.html").read_text()
+    assert "My experiment" in page and 'id="my-experiment-T1"' in page
+    assert "my-experiment.T1" in (copy.root / "_build/html/book/ledger.html").read_text()
+    intro = (copy.root / "_build/html/book/intro.html").read_text()
+    assert "My experiment" in intro and "2 chapters made 4 claims" in intro
+
+
+def test_fork_shares_no_label_with_its_source(copy):
+    copy("new", "other", "--from", "tiny")
+    text = (copy.root / "notebooks/other.md").read_text()
+    for label in ("tiny-T1", "tiny-F1", "tiny-sum", "tiny-setting", 'Ledger("tiny"'):
+        assert label not in text
+    assert "from mhabook_lib.tiny import squares" in text
+    lines = (copy.root / "_toc.yml").read_text().splitlines()
+    place = lines.index("      - file: notebooks/tiny")
+    assert lines[place + 1] == "      - file: notebooks/other"
+
+
+def test_new_chapter_from_the_template_runs(copy):
+    copy("new", "from-nothing")
+    assert "from-nothing: 2 claims" in copy("run", "from-nothing")
+    copy("accept", "from-nothing")
+    copy("check", "from-nothing")
+    copy("build")
+    assert (copy.root / "_build/html/notebooks/from-nothing.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny", "--from", "tiny"], "exists already"),
+        (["My Experiment", "--from", "tiny"], "cannot name a chapter"),
+        (["../up", "--from", "tiny"], "cannot name a chapter"),
+        (["fine", "--from", "tinny"], "Did you mean 'tiny'"),
+    ],
+)
+def test_refused_names_leave_nothing_behind(copy, arguments, message):
+    before = sorted(copy.root.glob("[!_]*/**/*")), (copy.root / "_toc.yml").read_text()
+    assert message in copy("new", *arguments, code=1)
+    assert before == (sorted(copy.root.glob("[!_]*/**/*")), (copy.root / "_toc.yml").read_text())
+
+
+def test_half_a_fork_is_taken_back(copy, monkeypatch):
+    from mhabook_lib.book import fork
+    from mhabook_lib.book.chapters import Project
+
+    (copy.root / "_toc.yml").chmod(0o444)
+    original = fork.Path.write_text
+
+    def failing(path, *args, **kwargs):
+        if path.name == "_toc.yml":
+            raise OSError("disk full")
+        return original(path, *args, **kwargs)
+
+    monkeypatch.setattr(fork.Path, "write_text", failing)
+    with pytest.raises(OSError):
+        fork.new_chapter(Project(copy.root), "half", "tiny", None)
+    assert not (copy.root / "notebooks/half.md").exists()
+    assert not (copy.root / "mhabook_lib/chapters/half.toml").exists()
