@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-from .validation import require_finite, require_normalization, require_positive, require_tokens
+from .validation import (
+    require_beta,
+    require_broadcast,
+    require_finite,
+    require_normalization,
+    require_tokens,
+)
 
 
 def over_trailing(value, like: torch.Tensor, trailing: int):
@@ -43,6 +49,7 @@ class DenseHeads:
                 f"heads of shape {shape} and x of shape {tuple(x.shape)}: "
                 f"expected heads (..., H, d, d) with d={x.shape[-1]}"
             )
+        require_broadcast("heads", shape[:-3], "x", x.shape[:-2])
         require_finite("heads", self.matrices)
 
     def scores(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
@@ -95,6 +102,7 @@ class ScalarHeads:
         """Raise unless there is at least one head and all strengths are finite."""
         if self.strengths.ndim < 1:
             raise ValueError("strengths of shape (): expected (..., H)")
+        require_broadcast("strengths", self.strengths.shape[:-1], "x", x.shape[:-2])
         require_finite("strengths", self.strengths)
 
     def scores(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
@@ -155,6 +163,8 @@ class BlockHeads:
                 f"basis of shape {basis}, eigenvalues of shape {values} and x of shape "
                 f"{tuple(x.shape)}: expected (..., H, d, k), (..., H, k) and (..., n, d)"
             )
+        require_broadcast("basis", basis[:-3], "x", x.shape[:-2])
+        require_broadcast("basis", basis[:-2], "eigenvalues", values[:-1])
         require_finite("basis", self.basis)
         require_finite("eigenvalues", self.eigenvalues)
 
@@ -230,8 +240,8 @@ def attention_weights(scores: torch.Tensor, beta, normalization: str = "softmax"
     tensor([[[0.5000, 0.5000]]])
     """
     require_normalization(normalization)
-    require_positive("beta", beta)
     require_finite("scores", scores)
+    require_beta(beta, scores.shape[:-3])
     return weights_kernel(scores, over_trailing(beta, scores, 3), normalization)
 
 
@@ -276,8 +286,8 @@ def attention_entropy(scores: torch.Tensor, beta) -> torch.Tensor:
     >>> attention_entropy(torch.zeros(1, 1, 4), 2.0).exp()
     tensor([[4.]])
     """
-    require_positive("beta", beta)
     require_finite("scores", scores)
+    require_beta(beta, scores.shape[:-3])
     logits = over_trailing(beta, scores, 3) * scores
     log_partition = torch.logsumexp(logits, dim=-1, keepdim=True)
     return log_partition.squeeze(-1) - ((logits - log_partition).exp() * logits).sum(-1)

@@ -363,8 +363,11 @@ def bipolar_critical_beta(strengths) -> float:
         )
 
     def scaled(beta):
-        return (np.sign(strengths) * (-np.expm1(-2 * beta * np.abs(strengths)))
-                * np.exp(beta * (np.abs(strengths) - sizes[-1]))).sum()
+        return (
+            np.sign(strengths)
+            * (-np.expm1(-2 * beta * np.abs(strengths)))
+            * np.exp(beta * (np.abs(strengths) - sizes[-1]))
+        ).sum()
 
     high = 1.0 / sizes[-1]
     while scaled(high) > 0:

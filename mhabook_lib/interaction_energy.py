@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .attention import Heads, as_heads, attention_scores, over_trailing
-from .validation import require_positive, require_same_shape
+from .validation import require_beta, require_same_shape
 
 
 def interaction_energy(x: torch.Tensor, heads: Heads, beta) -> torch.Tensor:
@@ -22,7 +22,7 @@ def interaction_energy(x: torch.Tensor, heads: Heads, beta) -> torch.Tensor:
     tensor([0.2500])
     """
     scores = attention_scores(x, heads)
-    require_positive("beta", beta)
+    require_beta(beta, scores.shape[:-3])
     kernel_sum = torch.exp(over_trailing(beta, x, 3) * scores).sum((-2, -1))
     return kernel_sum / (2 * over_trailing(beta, x, 1) * x.shape[-2] ** 2)
 
@@ -123,7 +123,7 @@ def attention_entropy_rate(
     tensor([[-0.3932, -0.3932]])
     """
     scores = attention_scores(x, heads)
-    require_positive("beta", beta)
+    require_beta(beta, scores.shape[:-3])
     beta = over_trailing(beta, x, 3)
     pattern = torch.softmax(beta * scores, dim=-1)
     rates = score_rates(x, velocity, heads)
@@ -133,5 +133,5 @@ def attention_entropy_rate(
 
 def _kernel(x, heads, beta):
     scores = attention_scores(x, heads)
-    require_positive("beta", beta)
+    require_beta(beta, scores.shape[:-3])
     return torch.exp(over_trailing(beta, x, 3) * scores)

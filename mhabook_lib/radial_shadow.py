@@ -12,7 +12,7 @@ import torch
 
 from .attention import over_trailing
 from .numerics.roots import bisect
-from .validation import require_finite, require_positive, require_same_shape
+from .validation import require_beta, require_finite, require_positive, require_same_shape
 
 
 class RadialShadow(NamedTuple):
@@ -84,8 +84,8 @@ def overlap_bound(scores: torch.Tensor, beta, eps) -> torch.Tensor:
     >>> overlap_bound(torch.zeros(2, 1, 1), 1.0, 0.1)
     tensor([0.1000, 0.1000])
     """
-    require_positive("beta", beta)
     require_finite("scores", scores)
+    require_beta(beta, scores.shape[:-3])
     eps = over_trailing(eps, scores, 1)
     if bool((eps < 0).any()):
         raise ValueError(f"eps={float(eps.min())!r}: expected values >= 0")
@@ -115,7 +115,7 @@ def perturb_to_overlap(
     """Orthogonal heads plus noise, `M_h + t N_h`, with t such that the overlap is eps.
 
     heads_dense, noise (..., H, d, d), eps (...), broadcast against one another. t is found by
-    bisection from [0, first power of two beyond eps]. Raises ValueError on shape mismatch or if
+    bisection from [0, a power of two beyond eps]. Raises ValueError on shape mismatch or if
     the unperturbed overlap already exceeds eps. Source: clustering.T4.
 
     >>> m = torch.diag_embed(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -134,8 +134,8 @@ def perturb_to_overlap(
 
     low = torch.zeros_like(excess(torch.zeros_like(eps)))
     high = torch.full_like(low, 2.0**-20)
-    while bool((excess(high) <= 0).any()):
-        high = torch.where(excess(high) <= 0, 2 * high, high)
+    while bool((below := excess(high) <= 0).any()):
+        high = torch.where(below, 4 * high, high)
     return perturbed(bisect(excess, low, high, iterations))
 
 

@@ -6,14 +6,18 @@ have `v_i = (1/n) sum_h f^h_i`. Flat: `x_i' = v_i`; sphere: `x_i' = P_i v_i`.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from scipy.linalg import helmert
+from scipy.special import exp1
 
 from .attention import BlockHeads, Heads, ScalarHeads, as_heads, over_trailing, weights_kernel
 from .numerics.linalg import connected_components, random_orthonormal
 from .numerics.ode import integrate
 from .validation import (
+    require_beta,
     require_gamma,
     require_normalization,
     require_positive,
@@ -148,17 +152,33 @@ def attention_velocity(
     tensor([[0.0000, 0.5000],
             [0.5000, 0.0000]])
     """
-    field = _checked_field(x, heads, beta, normalization, values, sphere)
-    return field(x)
+    return velocity_field(x, heads, beta, normalization, values, sphere)(x)
 
 
-def _checked_field(x, heads, beta, normalization, values, sphere):
-    """Validate once and return the velocity `x -> v` without checks, for inner loops."""
+def velocity_field(
+    x: torch.Tensor,
+    heads: Heads,
+    beta,
+    normalization: str = "softmax",
+    values: Heads | None = None,
+    sphere: bool = True,
+):
+    """The velocity as a function `x -> v`, checked once for tokens like `x`, for inner loops.
+
+    On the sphere it equals `attention_velocity`; off it (inside a Runge-Kutta step) flows U and R
+    with scalar heads leave out the self term, which is radial. Arguments and errors as
+    `attention_velocity`.
+
+    >>> field = velocity_field(torch.eye(2), ScalarHeads(torch.ones(1)), 1.0, "relu")
+    >>> field(torch.eye(2))
+    tensor([[0., 0.],
+            [0., 0.]])
+    """
     require_normalization(normalization)
-    require_positive("beta", beta)
     require_tokens(x, sphere)
     heads = as_heads(heads)
     heads.check(x)
+    require_beta(beta, x.shape[:-2])
     if values is None and isinstance(heads, ScalarHeads):
         return _scalar_field(heads.strengths, beta, normalization, x, sphere)
     values = heads if values is None else as_heads(values)
@@ -176,20 +196,22 @@ def _checked_field(x, heads, beta, normalization, values, sphere):
 
 def _scalar_field(strengths, beta, normalization, x, sphere):
     """Scalar heads: one Gram matrix; on the sphere the self term is radial and is dropped."""
-    beta = over_trailing(beta, x, 1)
-    rates = (beta * strengths)[..., None, None]
+    rates = (over_trailing(beta, x, 1) * strengths)[..., None, None]
     column = strengths[..., None, None]
     scale = 1.0 if normalization == "softmax" else 1.0 / x.shape[-2]
-    drop_self = sphere and normalization != "softmax"
+    # On the sphere scores are bounded by |lambda|: the softmax needs no shift against overflow.
+    bounded = sphere and float(rates.abs().max()) < math.log(torch.finfo(x.dtype).max) / 3
 
     def field(x):
         gram = (x @ x.mT).unsqueeze(-3)
-        if normalization == "relu":
-            pattern = (column * gram).clamp(min=0)
+        if normalization == "softmax" and bounded:
+            pattern = torch.exp(rates * gram)
+            kernel = _head_sum((column / pattern.sum(-1, keepdim=True)) * pattern)
+        elif normalization == "relu":
+            kernel = _head_sum((scale * column) * (column * gram).clamp(min=0))
         else:
-            pattern = weights_kernel(gram, rates, normalization)
-        kernel = scale * (column * pattern).sum(-3)
-        if drop_self:
+            kernel = _head_sum((scale * column) * weights_kernel(gram, rates, normalization))
+        if sphere and normalization != "softmax":
             kernel = kernel - torch.diag_embed(kernel.diagonal(dim1=-2, dim2=-1))
         v = kernel @ x
         return _projected(x, v) if sphere else v
@@ -197,7 +219,25 @@ def _scalar_field(strengths, beta, normalization, x, sphere):
     return field
 
 
+def _head_sum(kernels: torch.Tensor) -> torch.Tensor:
+    return kernels.squeeze(-3) if kernels.shape[-3] == 1 else kernels.sum(-3)
+
+
 # Flows and layers
+
+
+def flat_blowup_time(strength: float, beta: float, r0: float) -> float:
+    """Time at which the flat flow U at consensus `x_i = r u` becomes infinite, one scalar head.
+
+    `r' = lambda r e^{beta lambda r^2}` from r0 gives `T = E1(beta lambda r0^2) / (2 lambda)`.
+    Raises ValueError unless all three are > 0. Source: clustering.X4.
+
+    >>> round(flat_blowup_time(1.0, 1.0, 1.0), 8)
+    0.10969197
+    """
+    for name, value in (("strength", strength), ("beta", beta), ("r0", r0)):
+        require_positive(name, value)
+    return float(exp1(beta * strength * r0**2)) / (2 * strength)
 
 
 def flow(
@@ -231,7 +271,7 @@ def flow(
     >>> cluster_fraction(x).tolist()
     [0.0, 1.0]
     """
-    field = _checked_field(x0, heads, beta, normalization, values, sphere)
+    field = velocity_field(x0, heads, beta, normalization, values, sphere)
     scalar = isinstance(heads, ScalarHeads)
     speed = None
     if rescale:
@@ -246,9 +286,7 @@ def flow(
         observe = _lifted(observe, frame)
     x0 = x0.expand(field(x0).shape)
     retraction = "normalize" if sphere else None
-    return integrate(
-        field, x0, times, method, steps_per_interval, retraction, speed, observe, rtol
-    )
+    return integrate(field, x0, times, method, steps_per_interval, retraction, speed, observe, rtol)
 
 
 def _identity(x):

@@ -16,7 +16,7 @@ def require_normalization(normalization: str) -> None:
 
 def require_finite(name: str, value) -> None:
     """Raise if a number, array or tensor holds NaN or infinity."""
-    tensor = torch.as_tensor(value)
+    tensor = torch.as_tensor(value).detach()
     if not bool(torch.isfinite(tensor).all()):
         shown = tensor.item() if tensor.ndim == 0 else f"tensor of shape {tuple(tensor.shape)}"
         raise ValueError(f"{name}={shown}: expected finite values only")
@@ -25,9 +25,26 @@ def require_finite(name: str, value) -> None:
 def require_positive(name: str, value) -> None:
     """Raise unless every entry is finite and > 0."""
     require_finite(name, value)
-    tensor = torch.as_tensor(value)
+    tensor = torch.as_tensor(value).detach()
     if not bool((tensor > 0).all()):
         raise ValueError(f"{name}={float(tensor.min())!r}: expected a value > 0")
+
+
+def require_broadcast(name: str, batch, other_name: str, other_batch) -> None:
+    """Raise unless two leading (batch) shapes broadcast; the message shows both."""
+    try:
+        torch.broadcast_shapes(batch, other_batch)
+    except RuntimeError:
+        raise ValueError(
+            f"{name} with leading shape {tuple(batch)} and {other_name} with leading shape "
+            f"{tuple(other_batch)}: expected shapes that broadcast"
+        ) from None
+
+
+def require_beta(beta, batch) -> None:
+    """Raise unless `beta` is positive, finite and broadcasts over the leading shape `batch`."""
+    require_positive("beta", beta)
+    require_broadcast("beta", torch.as_tensor(beta).shape, "its data", batch)
 
 
 def require_tokens(x: torch.Tensor, sphere: bool = False) -> None:
@@ -38,7 +55,7 @@ def require_tokens(x: torch.Tensor, sphere: bool = False) -> None:
         raise ValueError(f"x of shape {tuple(x.shape)}: expected (..., n, d)")
     require_finite("x", x)
     if sphere:
-        off = float((torch.linalg.vector_norm(x, dim=-1) - 1).abs().max())
+        off = float((torch.linalg.vector_norm(x.detach(), dim=-1) - 1).abs().max())
         if off > UNIT_TOLERANCE:
             raise ValueError(
                 f"x leaves the unit sphere by {off:.3g}: expected unit tokens "

@@ -1,0 +1,221 @@
+"""numerics: quadrature, roots, integrator, Monte Carlo, regression, linear algebra."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest, linregress
+
+from mhabook_lib.numerics.linalg import connected_components, random_orthonormal
+from mhabook_lib.numerics.montecarlo import proportion, standard_error, wilson_interval
+from mhabook_lib.numerics.ode import integrate
+from mhabook_lib.numerics.quadrature import gauss_legendre, simpson
+from mhabook_lib.numerics.regression import fit_slope
+from mhabook_lib.numerics.roots import bisect
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 64])
+def test_gauss_legendre_is_exact_to_its_degree(count):
+    nodes, weights = gauss_legendre(count)
+    powers = np.arange(2 * count)
+    np.testing.assert_allclose(
+        nodes[:, None].T ** powers[:, None] @ weights, 1 / (powers + 1), rtol=1e-12
+    )
+    assert abs(weights @ nodes ** (2 * count) - 1 / (2 * count + 1)) > 0
+    with pytest.raises(ValueError, match="num_nodes=0"):
+        gauss_legendre(0)
+    with pytest.raises(ValueError, match="read-only"):
+        nodes[0] = 0
+
+
+def test_simpson():
+    t = np.linspace(0, 2, 5)
+    assert simpson(t**3, 0.5) == pytest.approx(4.0)
+    both = torch.from_numpy(np.stack([t**3, t**2], axis=1))
+    assert torch.allclose(simpson(both, 0.5), torch.tensor([4.0, 8 / 3], dtype=torch.float64))
+    assert torch.allclose(simpson(both.mT, 0.5, axis=1), simpson(both, 0.5))
+    with pytest.raises(ValueError, match="odd number"):
+        simpson(t[:4], 0.5)
+
+
+def test_bisect():
+    target = torch.tensor([0.1, 0.5, 2.0], dtype=torch.float64)
+    root = bisect(lambda t: t**3 - target, torch.zeros(3).double(), torch.full((3,), 2.0).double())
+    torch.testing.assert_close(root, target ** (1 / 3), rtol=1e-14, atol=0)
+    falling = bisect(lambda t: np.array([1.0, 2.0]) - t, [0.0, 0.0], [3.0, 3.0])
+    np.testing.assert_allclose(falling, [1, 2], rtol=1e-15)
+    with pytest.raises(ValueError, match="no sign change"):
+        bisect(lambda t: t**2 + 1, 0.0, 1.0)
+
+
+# Problems that carry their exact solution
+
+
+class Decay:
+    """x' = -x."""
+
+    x0 = torch.tensor([[1.0, -2.0]], dtype=torch.float64)
+
+    def field(self, x):
+        return -x
+
+    def exact(self, t):
+        return self.x0 * np.exp(-t)
+
+
+class Rotation:
+    """x' = J x: a rotation, which stays on the circle."""
+
+    x0 = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+
+    def field(self, x):
+        return torch.stack([-x[..., 1], x[..., 0]], dim=-1)
+
+    def exact(self, t):
+        return torch.tensor([[np.cos(t), np.sin(t)]], dtype=torch.float64)
+
+
+class Logistic:
+    """x' = x (1 - x)."""
+
+    x0 = torch.tensor([[0.1], [0.6]], dtype=torch.float64)
+
+    def field(self, x):
+        return x * (1 - x)
+
+    def exact(self, t):
+        return 1 / (1 + (1 / self.x0 - 1) * np.exp(-t))
+
+
+PROBLEMS = [Decay(), Rotation(), Logistic()]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(("method", "tolerance"), [("rk4", 1e-8), ("dop853", 1e-9)])
+def test_integrate_against_exact_solutions(problem, method, tolerance):
+    times = [0.0, 0.3, 1.0, 1.7]
+    path = integrate(problem.field, problem.x0, times, method, 50, rtol=1e-11)
+    assert path.shape == (4, *problem.x0.shape)
+    for x, t in zip(path, times, strict=True):
+        torch.testing.assert_close(x, problem.exact(t), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: type(p).__name__)
+def test_rk4_has_order_four(problem):
+    steps = np.array([8, 16, 32])
+    errors = [
+        float(
+            (integrate(problem.field, problem.x0, [0, 1], "rk4", k)[-1] - problem.exact(1))
+            .abs()
+            .max()
+        )
+        for k in steps
+    ]
+    assert fit_slope(np.log(steps), np.log(errors)).slope == pytest.approx(-4, abs=0.15)
+
+
+@pytest.mark.parametrize("method", ["rk4", "dop853"])
+def test_retraction_observation_and_rescaled_time(method):
+    problem = Rotation()
+    path = integrate(problem.field, problem.x0, [0, 5], method, 20, "normalize", rtol=1e-6)
+    assert abs(float(torch.linalg.vector_norm(path[-1])) - 1) < 1e-15
+    # x' = -x^2 from 1 or 2, rescaled by its own speed x: x = x0 e^{-tau}, t = (e^tau - 1)/x0
+    x0 = torch.tensor([1.0, 2.0], dtype=torch.float64).reshape(2, 1, 1)
+    states, times = integrate(
+        lambda x: -(x**2),
+        x0,
+        [0, 1, 2],
+        method,
+        100,
+        rescale=lambda x: x[:, 0, 0],
+        observe=lambda x: (x.sum(-1), x),
+        rtol=1e-10,
+    )
+    tau = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)[:, None]
+    torch.testing.assert_close(states[1][..., 0, 0], x0[:, 0, 0] * (-tau).exp(), rtol=1e-7, atol=0)
+    torch.testing.assert_close(states[0].shape, torch.Size([3, 2, 1]))
+    torch.testing.assert_close(times, tau.expm1() / x0[:, 0, 0], rtol=1e-7, atol=1e-12)
+
+
+def test_integrate_keeps_the_precision_of_its_input():
+    x0 = Rotation.x0.float()
+    for method in ("rk4", "dop853"):
+        assert integrate(Rotation().field, x0, [0, 1], method).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "euler"}, "method='euler'"),
+        ({"retraction": "clip"}, "retraction='clip'"),
+        ({"steps_per_interval": 0}, "steps_per_interval=0"),
+        ({"times": [0, 0]}, "increasing"),
+        ({"times": [0, np.inf]}, "finite"),
+        ({"times": []}, "increasing"),
+    ],
+)
+def test_integrate_errors(options, message):
+    times = options.pop("times", [0, 1])
+    with pytest.raises(ValueError, match=message):
+        integrate(lambda x: x, Decay.x0, times, **options)
+
+
+def test_a_blow_up_is_reported():
+    x0 = torch.ones(1, 1, dtype=torch.float64)
+    for method in ("rk4", "dop853"):
+        with pytest.raises(ValueError, match=r"not finite|adaptive solver stopped"):
+            integrate(lambda x: x**3, x0, [0, 5], method, 20)
+
+
+def test_wilson_interval():
+    for successes, trials in ((0, 50), (3, 40), (40, 40), (1234, 4000)):
+        expected = binomtest(successes, trials).proportion_ci(0.95, method="wilson")
+        got = wilson_interval(successes, trials)
+        np.testing.assert_allclose(got, (expected.low, expected.high), rtol=1e-12, atol=1e-15)
+    low, _ = wilson_interval(np.array([1, 2]), 10, confidence=0.5)
+    assert low.shape == (2,)
+    measured = proportion(torch.tensor([[True, False], [False, False]]))
+    assert measured.value == 0.25 and measured.low < 0.25 < measured.high
+    with pytest.raises(ValueError, match="successes=5"):
+        wilson_interval(5, 4)
+    with pytest.raises(ValueError, match="confidence=95"):
+        wilson_interval(1, 4, 95)
+
+
+def test_standard_error():
+    samples = torch.from_numpy(np.random.default_rng(1).standard_normal((400, 3)))
+    error = standard_error(samples)
+    torch.testing.assert_close(error, samples.std(0) / 20)
+    torch.testing.assert_close(standard_error(samples.mT, dim=1), error)
+    with pytest.raises(ValueError, match=r"\(1, 3\)"):
+        standard_error(samples[:1])
+
+
+def test_fit_slope():
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal(30)
+    y = 2 * x + rng.standard_normal(30)
+    line, peer = fit_slope(x, y), linregress(x, y)
+    np.testing.assert_allclose(line, (peer.slope, peer.intercept, peer.rvalue**2), rtol=1e-12)
+    with pytest.raises(ValueError, match=r"\(1,\)"):
+        fit_slope([1.0], [1.0])
+
+
+def test_random_orthonormal_is_orthonormal_and_uniform():
+    q = random_orthonormal((4000, 3, 2), np.random.default_rng(3))
+    identity = torch.eye(2, dtype=torch.float64).expand(4000, 2, 2)
+    torch.testing.assert_close(q.mT @ q, identity, rtol=0, atol=1e-13)
+    assert float(q.mean(0).abs().max()) < 5 * (1 / 3 / 4000) ** 0.5  # five standard errors
+    assert float((q**2).mean(0).sub(1 / 3).abs().max()) < 5 * (4 / 45 / 4000) ** 0.5
+    with pytest.raises(ValueError, match="at most 2"):
+        random_orthonormal((2, 3), np.random.default_rng(0))
+
+
+def test_connected_components_of_a_batch():
+    adjacency = torch.eye(5, dtype=torch.bool).repeat(2, 3, 1, 1)
+    adjacency[0, 0, 0, 4] = adjacency[0, 0, 4, 2] = True  # one direction is enough
+    adjacency[1, 2] = True
+    labels = connected_components(adjacency)
+    assert labels.shape == (2, 3, 5)
+    assert labels[0, 0].tolist() == [0, 1, 0, 2, 0]
+    assert labels[1, 2].tolist() == [0] * 5
+    assert labels[0, 1].tolist() == [0, 1, 2, 3, 4]
