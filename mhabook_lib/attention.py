@@ -9,6 +9,7 @@ Scores are `s^h_ij = <x_i, M_h x_j>`; the inverse temperature `beta` enters with
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -64,6 +65,11 @@ class DenseHeads:
         """`sum_h f^h_i` with shape (..., n, d)."""
         return self.outputs(pattern, x).sum(-3)
 
+    def attended(self, x: torch.Tensor, weigh) -> torch.Tensor:
+        """`summed_outputs(weigh(scores(x)), x)`, with the products M_h x_j formed once."""
+        applied = self._applied(x)
+        return (weigh(x.unsqueeze(-3) @ applied.mT) @ applied).sum(-3)
+
     def transposed(self) -> DenseHeads:
         """The heads with score matrices `M_h^T`."""
         return DenseHeads(self.matrices.mT)
@@ -118,6 +124,10 @@ class ScalarHeads:
         """`sum_h f^h_i`: the kernels of all heads are summed first."""
         return (self._column * pattern).sum(-3) @ x
 
+    def attended(self, x: torch.Tensor, weigh) -> torch.Tensor:
+        """`summed_outputs(weigh(scores(x)), x)`."""
+        return self.summed_outputs(weigh(self.scores(x)), x)
+
     def transposed(self) -> ScalarHeads:
         """Scalar score matrices are symmetric."""
         return self
@@ -170,18 +180,23 @@ class BlockHeads:
 
     def scores(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         """`<x_i, M_h y_j>` with shape (..., H, n, n); `y` defaults to `x`."""
-        blocks = x.unsqueeze(-3) @ self.basis  # (..., H, n, k)
-        other = blocks if y is None else y.unsqueeze(-3) @ self.basis
-        return (blocks * self.eigenvalues.unsqueeze(-2)) @ other.mT
+        blocks = self._blocks(x)
+        other = blocks if y is None else self._blocks(y)
+        return self._scaled(blocks) @ other.mT
 
     def outputs(self, pattern: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """`f^h_i = sum_j pattern^h_ij M_h x_j` with shape (..., H, n, d)."""
-        return self._block_outputs(pattern, x) @ self.basis.mT
+        return (pattern @ self._scaled(self._blocks(x))) @ self.basis.mT
 
     def summed_outputs(self, pattern: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """`sum_h f^h_i`: one product with all bases side by side, (n, H k) times (H k, d)."""
-        blocks = self._block_outputs(pattern, x).transpose(-3, -2).flatten(-2)
-        return blocks @ self.basis.mT.flatten(-3, -2)
+        return self._merged(pattern @ self._scaled(self._blocks(x)))
+
+    def attended(self, x: torch.Tensor, weigh) -> torch.Tensor:
+        """`summed_outputs(weigh(scores(x)), x)`, with the blocks of the tokens formed once."""
+        blocks = self._blocks(x)
+        scaled = self._scaled(blocks)
+        return self._merged(weigh(scaled @ blocks.mT) @ scaled)
 
     def transposed(self) -> BlockHeads:
         """The score matrices are symmetric."""
@@ -195,9 +210,19 @@ class BlockHeads:
         """Move to a device or dtype, as `torch.Tensor.to`."""
         return BlockHeads(self.basis.to(*args, **kwargs), self.eigenvalues.to(*args, **kwargs))
 
-    def _block_outputs(self, pattern: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        blocks = (x.unsqueeze(-3) @ self.basis) * self.eigenvalues.unsqueeze(-2)
-        return pattern @ blocks  # (..., H, n, k)
+    @cached_property
+    def _frame(self) -> torch.Tensor:
+        return self.basis.movedim(-3, -2).flatten(-2)  # (..., d, H k), all bases side by side
+
+    def _blocks(self, x: torch.Tensor) -> torch.Tensor:
+        split = (x @ self._frame).unflatten(-1, (self.num_heads, self.basis.shape[-1]))
+        return split.transpose(-3, -2).contiguous()  # (..., H, n, k)
+
+    def _scaled(self, blocks: torch.Tensor) -> torch.Tensor:
+        return blocks * self.eigenvalues.unsqueeze(-2)
+
+    def _merged(self, blocks: torch.Tensor) -> torch.Tensor:
+        return blocks.transpose(-3, -2).flatten(-2) @ self._frame.mT
 
 
 Heads = torch.Tensor | DenseHeads | ScalarHeads | BlockHeads

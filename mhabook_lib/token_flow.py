@@ -181,14 +181,21 @@ def velocity_field(
     require_beta(beta, x.shape[:-2])
     if values is None and isinstance(heads, ScalarHeads):
         return _scalar_field(heads.strengths, beta, normalization, x, sphere)
-    values = heads if values is None else as_heads(values)
-    values.check(x)
+    values = None if values is None else as_heads(values)
+    if values is not None:
+        values.check(x)
     beta = over_trailing(beta, x, 3)
     scale = 1.0 if normalization == "softmax" else 1.0 / x.shape[-2]
 
+    def weigh(scores):
+        return weights_kernel(scores, beta, normalization)
+
     def field(x):
-        pattern = weights_kernel(heads.scores(x), beta, normalization)
-        v = scale * values.summed_outputs(pattern, x)
+        if values is None:
+            v = heads.attended(x, weigh)
+        else:
+            v = values.summed_outputs(weigh(heads.scores(x)), x)
+        v = v if scale == 1 else scale * v
         return _projected(x, v) if sphere else v
 
     return field
@@ -205,8 +212,12 @@ def _scalar_field(strengths, beta, normalization, x, sphere):
     def field(x):
         gram = (x @ x.mT).unsqueeze(-3)
         if normalization == "softmax" and bounded:
-            pattern = torch.exp(rates * gram)
-            kernel = _head_sum((column / pattern.sum(-1, keepdim=True)) * pattern)
+            kernel = (rates * gram).exp_()
+            factor = column / kernel.sum(-1, keepdim=True)
+            if kernel.shape[-3] == 1:  # scale the rows after the product, not the kernel
+                v = factor.squeeze(-3) * (kernel.squeeze(-3) @ x)
+                return _projected(x, v)
+            kernel = _head_sum(factor * kernel)
         elif normalization == "relu":
             kernel = _head_sum((scale * column) * (column * gram).clamp(min=0))
         else:

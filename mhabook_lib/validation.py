@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 NORMALIZATIONS = ("softmax", "unnormalized", "relu")
@@ -17,6 +19,8 @@ def require_normalization(normalization: str) -> None:
 def require_finite(name: str, value) -> None:
     """Raise if a number, array or tensor holds NaN or infinity."""
     tensor = torch.as_tensor(value).detach()
+    if math.isfinite(float(tensor.sum())):  # one cheap pass in the usual case
+        return
     if not bool(torch.isfinite(tensor).all()):
         shown = tensor.item() if tensor.ndim == 0 else f"tensor of shape {tuple(tensor.shape)}"
         raise ValueError(f"{name}={shown}: expected finite values only")
