@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 NORMALIZATIONS = ("softmax", "unnormalized", "relu")
@@ -76,13 +77,15 @@ def require_same_shape(name: str, value: torch.Tensor, other_name: str, other) -
         )
 
 
-def require_gamma(gamma, n: int) -> None:
+def require_gamma(gamma, n) -> None:
     """Raise unless every inner product `gamma` lies in [-1/(n-1), 1) for n >= 2 tokens."""
-    if int(torch.as_tensor(n).min()) < 2:
+    gamma, n = (
+        value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        for value in (gamma, n)
+    )
+    if np.any(n < 2):
         raise ValueError(f"n={n}: expected at least two tokens")
-    tensor = torch.as_tensor(gamma, dtype=torch.float64)
-    lowest = -1 / (torch.as_tensor(n, dtype=torch.float64, device=tensor.device) - 1)
-    inside = (tensor >= lowest * (1 + 1e-12)) & (tensor < 1)
-    if not bool(inside.all()):
-        wrong = float(tensor.broadcast_to(inside.shape)[~inside][0])
+    outside = ~((gamma >= -(1 + 1e-12) / (n - 1)) & (gamma < 1))
+    if np.any(outside):
+        wrong = float(np.broadcast_to(gamma, outside.shape)[outside][0])
         raise ValueError(f"gamma={wrong!r}: expected a value in [-1/(n-1), 1) with n={n}")

@@ -1,0 +1,1 @@
+"""Ours against the peer or naive way, both in one process."""

@@ -1,0 +1,22 @@
+"""benchmarks: the timing helper, and that both ways of each cheap comparison agree."""
+
+import time
+
+import pytest
+
+from benchmarks import clustering, timing
+
+
+def test_compare_measures_the_ratio():
+    result = timing.compare(lambda: time.sleep(1e-3), lambda: time.sleep(8e-3), repeats=3)
+    assert result.keys() == {"ours_s", "other_s", "ratio", "spread"}
+    assert result["ours_s"] >= 1e-3 and result["other_s"] >= 8e-3
+    assert result["spread"] >= 0
+
+
+@pytest.mark.parametrize("task", [clustering.one_gram_matrix, lambda: clustering.blocks(128)])
+def test_both_ways_agree(task, monkeypatch):
+    monkeypatch.setattr(clustering, "compare", lambda *_: {})
+    row = task()
+    assert row["chapter"] == "clustering"
+    assert row["ours_error"] < 1e-14 and row["other_error"] < 1e-14
