@@ -117,7 +117,7 @@ def tokens_in_many_dimensions() -> dict:
     x0 = sample_sphere((4, 32, 1024), rng)
     heads = ScalarHeads(torch.from_numpy(rng.uniform(0.5, 1.5, 8)))
     matrices = heads.dense(1024)
-    times, steps = [0.0, 1.0], 30
+    times, steps = [0.0, 1.0], 50
     reference = flow(x0, heads, 1.0, times, steps_per_interval=10 * steps)[-1]
 
     def in_full_space():
@@ -125,7 +125,7 @@ def tokens_in_many_dimensions() -> dict:
         return integrate(field, x0, times, "rk4", steps, "normalize")[-1]
 
     return row(
-        "scalar heads, d >> n: 30 RK4 steps after a QR reduction",
+        "scalar heads, d >> n: 50 RK4 steps after a QR reduction",
         "n=32, d=1024, H=8, 4 runs",
         "loop over heads in R^d",
         lambda: flow(x0, heads, 1.0, times, steps_per_interval=steps)[-1],

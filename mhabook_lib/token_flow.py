@@ -291,7 +291,7 @@ def flow(
         speed = _kernel_speed(heads.strengths, beta, x0)
     if scalar and values is None and x0.shape[-1] > x0.shape[-2]:
         frame, start = torch.linalg.qr(x0.mT)  # x0 = start^T frame^T
-        x0 = start.mT
+        x0 = start.mT.contiguous()
         if observe is None:
             observe = _identity
         observe = _lifted(observe, frame)
