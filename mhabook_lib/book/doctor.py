@@ -102,17 +102,17 @@ def kernel() -> Finding:
         spec = KernelSpecManager().get_kernel_spec("python3")
     except Exception as error:
         return Finding("kernel python3", str(error), False, advice="pip install ipykernel")
-    program = shutil.which(spec.argv[0]) or spec.argv[0]
-    good = Path(program).exists() and same_environment(program)
+    program = spec.argv[0]
+    good = same_environment(program)
     advice = f"it starts {program}; run: {sys.executable} -m ipykernel install --sys-prefix"
     return Finding("kernel python3", spec.resource_dir, good, advice=advice)
 
 
 def same_environment(program: str) -> bool:
-    """Relative programs such as `python` are replaced by the running one when a kernel starts."""
-    if os.path.basename(program).startswith("python") and program != sys.executable:
-        return Path(program).resolve() == Path(sys.executable).resolve()
-    return True
+    """A kernel that asks for plain `python` is started with the running one."""
+    if re.fullmatch(r"python[\d.]*", program):
+        return True
+    return Path(program).exists() and Path(program).resolve() == Path(sys.executable).resolve()
 
 
 def cuda() -> Finding:

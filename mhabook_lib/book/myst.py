@@ -26,6 +26,7 @@ OPTION = re.compile(r"^ *:(?P<key>[\w-]+):[ \t]*(?P<value>.*)$")
 TARGET = re.compile(r"^ *\((?P<label>[\w.:-]+)\)= *$")
 ROLE = re.compile(r"\{(?P<name>[a-z][\w:+.-]*)\}(?P<ticks>`+)(?P<text>.+?)(?P=ticks)(?!`)", re.S)
 TITLED = re.compile(r"^(?P<title>.+?)\s*<(?P<target>[^<>]+)>$", re.S)
+PAGE_LINK = re.compile(r"(?<!!)\[(?P<shown>[^\]]*)\]\((?!\w+:)[^)#\s]*(?:#(?P<label>[^)\s]+))?\)")
 MATH_LABEL = re.compile(r"(?m)^(\s*\$\$)[ \t]*\((?P<label>[\w.:-]+)\)[ \t]*$")
 
 
@@ -220,6 +221,7 @@ def _rows(lines: list[str], context: Context) -> list[str]:
 
 def _inline(text: str, context: Context) -> str:
     text = MATH_LABEL.sub(r"\1", text)
+    text = PAGE_LINK.sub(lambda m: m["shown"] or context.labels.get(m["label"], ""), text)
     return ROLE.sub(lambda match: _role(match["name"], match["text"], context), text)
 
 

@@ -194,8 +194,9 @@ def status_row(result: Result) -> list[str]:
 
 
 def warnings_of(results: list[Result]) -> list[str]:
-    lines = [f"- {r.slug}: `{text}`" for r in results for text in r.run["warnings"]]
-    return ["Messages the runs wrote on their error stream:", "\n".join(lines)] if lines else []
+    loud = [f"{r.slug} ({len(r.run['warnings'])})" for r in results if r.run["warnings"]]
+    text = "Chapters that wrote messages on their error stream, which the pages do not show: "
+    return [f"{text}{', '.join(loud)}."] if loud else []
 
 
 def speed_page(path: Path) -> str:
@@ -257,14 +258,19 @@ def totals(results: list[Result]) -> str:
     return f"In this copy {chapters} made {len(claims)} claims: {words}.\n"
 
 
-def cover(result: Result) -> tuple[str, dict[str, str]]:
-    """Label and words of the front page's figure: the claims file's `cover`, or the first."""
-    figures = result.figures()
-    label = result.chapter.about.get("cover") or next(iter(figures), "")
-    return label, figures.get(label, {})
+def cover(result: Result) -> str:
+    """Label of the front page's figure: the claims file's `cover`, or else the first one kept."""
+    kept = [name for name in result.figures() if figure_file(result, name).is_file()]
+    wanted = result.chapter.about.get("cover")
+    return wanted if wanted in kept else next(iter(kept), "")
 
 
-def cover_figure(result: Result, label: str, figure: dict[str, str]) -> str:
+def figure_file(result: Result, label: str) -> Path:
+    return result.folder / "figures" / f"{label}.svg"
+
+
+def cover_figure(result: Result, label: str) -> str:
+    figure = result.figures()[label]
     return "\n".join(
         [
             f"```{{figure}} /book/generated/{result.slug}-{label}.svg",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -259,12 +260,14 @@ def fault_of_result(job: Job, out: Path) -> str:
 
 
 def warnings_of(notebook) -> list[str]:
-    """First lines of what the chapter wrote on stderr; the page does not show it."""
+    """What the chapter wrote on stderr, one line a cell; the page does not show it."""
     found = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.output_type == "stream" and output.name == "stderr" and output.text.strip():
-                found.append(output.text.strip().splitlines()[0])
+                first = output.text.strip().splitlines()[0]
+                warning = re.search(r"\w+Warning: .*", first)
+                found.append((warning[0] if warning else first)[:200])
     return found
 
 

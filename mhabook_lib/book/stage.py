@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
@@ -79,6 +80,8 @@ class Stage:
             shutil.rmtree(folder, ignore_errors=True)
         ignored = shutil.ignore_patterns("__pycache__", ".*")
         shutil.copytree(self.project.root / "book", self.folder / "book", ignore=ignored)
+        for page in sorted((self.folder / "book").rglob("*.md")):
+            write(page, self.executed_links(page.read_text(encoding="utf-8")))
         self._settings()
         (self.folder / "notebooks").mkdir()
         (self.folder / "downloads").mkdir()
@@ -86,6 +89,11 @@ class Stage:
             self._chapter(result)
         self._generated()
         return self.folder
+
+    def executed_links(self, text: str) -> str:
+        """Links to a chapter's source lead to its executed page."""
+        slugs = "|".join(re.escape(result.slug) for result in self.results) or "-"
+        return re.sub(rf"(\]\((?:\.\./notebooks/)?(?:{slugs}))\.md(?=[)#])", r"\1.ipynb", text)
 
     def _settings(self) -> None:
         shutil.copy(self.project.root / "_toc.yml", self.folder / "_toc.yml")
@@ -108,7 +116,10 @@ class Stage:
     def _chapter(self, result: Result) -> None:
         files = self._downloads(result)
         launches = self.repository.launches(result.slug, self.buttons)
-        notebook = nbformat.from_dict(result.notebook)
+        notebook = copy.deepcopy(result.notebook)
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = self.executed_links(cell.source)
         notebook.cells = insert_header(notebook.cells, pages.header(result, files, launches))
         notebook.cells = [numbered(c, result.slug, i) for i, c in enumerate(notebook.cells)]
         nbformat.write(notebook, self.folder / "notebooks" / f"{result.slug}.ipynb")
@@ -146,11 +157,10 @@ class Stage:
 
     def _cover(self, parts: Path) -> str:
         for result in self.results:
-            label, figure = pages.cover(result)
-            picture = result.folder / "figures" / f"{label}.svg"
-            if figure.get("alt") and picture.is_file():
+            if label := pages.cover(result):
+                picture = pages.figure_file(result, label)
                 shutil.copy(picture, parts / f"{result.slug}-{label}.svg")
-                return pages.cover_figure(result, label, figure)
+                return pages.cover_figure(result, label)
         return ""
 
 

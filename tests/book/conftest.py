@@ -217,7 +217,7 @@ class Book:
         process = self.start(*arguments, **options)
         out, err = process.communicate(timeout=300)
         assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
-        assert "Traceback (most recent" not in err, err
+        assert "Traceback (most recent call last):\n  File" not in err, err
         return err + out
 
 

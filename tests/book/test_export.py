@@ -142,6 +142,8 @@ Caption {cite:p}`k`
   - {sub}`2`
 ```
 
+[A link](../book/x.md), [](#x-L2), [outside](https://arxiv.org/abs/1), ![pic](a.png)
+
 {ref}`here`, {ref}`there <here>`, {numref}`Figure %s <fig>`, {doc}`notation`, {prf:ref}`x-L2`.
 
 % a comment
@@ -161,6 +163,7 @@ def test_every_construct_becomes_plain():
         "> **Lemma L2.**", "> > **Inner**", "> > deep (one)", "$a^2$", "$$\na = b\n$$",
         "<summary>First</summary>", "![A picture](a.png)", "Caption (k)",
         "| a | b\\|c |", "<sub>2</sub>",
+        "A link, Lemma L2, [outside](https://arxiv.org/abs/1), ![pic](a.png)",
         "A place, there, Figure fig, Notation, Lemma L2.",
         'kept = "{ref}`here` and :::{note}"',
     ):
