@@ -22,7 +22,7 @@ def calls_for(function, shortest: float) -> int:
     return max(1, round(shortest / seconds))
 
 
-def compare(ours, other, repeats: int = 5, shortest: float = 0.02) -> dict:
+def compare(ours, other, repeats: int = 5, shortest: float = 0.1) -> dict:
     """Time `ours()` and `other()` alternately and return medians.
 
     Short functions are called often enough for each measurement to last `shortest` seconds.
