@@ -39,7 +39,7 @@ def project_tangent(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return _projected(x, v)
 
 
-def _projected(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _projected(x, v):
     return v - (v * x).sum(-1, keepdim=True) * x
 
 
@@ -181,8 +181,8 @@ def velocity_field(
     require_beta(beta, x.shape[:-2])
     if values is None and isinstance(heads, ScalarHeads):
         return _scalar_field(heads.strengths, beta, normalization, x, sphere)
-    values = None if values is None else as_heads(values)
     if values is not None:
+        values = as_heads(values)
         values.check(x)
     beta = over_trailing(beta, x, 3)
     scale = 1.0 if normalization == "softmax" else 1.0 / x.shape[-2]
@@ -215,8 +215,7 @@ def _scalar_field(strengths, beta, normalization, x, sphere):
             kernel = (rates * gram).exp_()
             factor = column / kernel.sum(-1, keepdim=True)
             if kernel.shape[-3] == 1:  # scale the rows after the product, not the kernel
-                v = factor.squeeze(-3) * (kernel.squeeze(-3) @ x)
-                return _projected(x, v)
+                return _projected(x, factor.squeeze(-3) * (kernel.squeeze(-3) @ x))
             kernel = _head_sum(factor * kernel)
         elif normalization == "relu":
             kernel = _head_sum((scale * column) * (column * gram).clamp(min=0))
@@ -283,30 +282,24 @@ def flow(
     [0.0, 1.0]
     """
     field = velocity_field(x0, heads, beta, normalization, values, sphere)
-    scalar = isinstance(heads, ScalarHeads)
-    speed = None
+    scalar, speed = isinstance(heads, ScalarHeads) and values is None, None
     if rescale:
-        if not scalar or normalization != "unnormalized" or values is not None:
+        if not scalar or normalization != "unnormalized":
             raise ValueError("rescale=True: expected ScalarHeads in the 'unnormalized' flow")
         speed = _kernel_speed(heads.strengths, beta, x0)
-    if scalar and values is None and x0.shape[-1] > x0.shape[-2]:
+    if scalar and x0.shape[-1] > x0.shape[-2]:
         frame, start = torch.linalg.qr(x0.mT)  # x0 = start^T frame^T
         x0 = start.mT.contiguous()
-        if observe is None:
-            observe = _identity
         observe = _lifted(observe, frame)
     x0 = x0.expand(field(x0).shape)
     retraction = "normalize" if sphere else None
     return integrate(field, x0, times, method, steps_per_interval, retraction, speed, observe, rtol)
 
 
-def _identity(x):
-    return x
-
-
 def _lifted(observe, frame):
     def lifted(coordinates):
-        return observe(coordinates @ frame.mT)
+        x = coordinates @ frame.mT
+        return x if observe is None else observe(x)
 
     return lifted
 
