@@ -274,7 +274,7 @@ def flow(
     `dt = dtau / max_i (1/n) sum_{j != i} sum_h |lambda_h| exp(beta lambda_h <x_i, x_j>)`, and the
     pair (states, true times) is returned; steps of order 0.1 in tau suffice at any beta.
 
-    Raises ValueError as `attention_velocity` and `integrate`. Source: clustering, section 5.
+    Raises ValueError as `attention_velocity` and `integrate`.
 
     >>> x = flow(equiangular_tokens(4, 4, 0.0), ScalarHeads(torch.ones(1)), 1.0, [0.0, 9.0],
     ...          "unnormalized", steps_per_interval=90)

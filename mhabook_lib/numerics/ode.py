@@ -40,7 +40,7 @@ def integrate(
     observations replace the states, so that no trajectory is stored.
 
     Raises ValueError for an unknown method or retraction, times that do not increase, and states
-    that become non-finite (a blow-up, or a step too large). Source: clustering, section 5.
+    that become non-finite (a blow-up, or a step too large).
 
     >>> x = integrate(lambda x: -x, torch.ones(1, 1, dtype=torch.float64), [0, 1], "rk4", 100)
     >>> round(float(x[-1]), 8)
