@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mhabook_lib.attention import BlockHeads, Heads
-from mhabook_lib.interaction_energy import energy_rate, interaction_energy
+from mhabook_lib.energy import energy_rate, interaction_energy
 from mhabook_lib.token_flow import (
     attention_velocity,
     layer_path,

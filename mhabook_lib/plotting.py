@@ -89,7 +89,8 @@ def ratio_map(axis, x, y, ratio):
     """A positive ratio on a diverging logarithmic scale, white at 1, with the contour 1."""
     logs = np.log2(as_array(ratio))
     top = np.abs(logs).max()
-    heat_map(axis, x, y, logs, cmap="PuOr_r", vmin=-top, vmax=top, colour_bar=r"$\log_2$ of the ratio")
+    name = r"$\log_2$ of the ratio"
+    heat_map(axis, x, y, logs, cmap="PuOr_r", vmin=-top, vmax=top, colour_bar=name)
     if logs.min() < 0 < logs.max():
         axis.contour(as_array(x), as_array(y), logs, levels=[0], colors="k", linewidths=1.4)
     return axis

@@ -7,7 +7,7 @@ import torch
 from mhabook_lib import counterexamples as cx
 from mhabook_lib.attention import ScalarHeads, attention_entropy, attention_scores
 from mhabook_lib.critical import scalar_head_optimum
-from mhabook_lib.interaction_energy import attention_entropy_rate, energy_rate
+from mhabook_lib.energy import attention_entropy_rate, energy_rate
 from mhabook_lib.numerics.roots import bisect
 from mhabook_lib.token_flow import attention_velocity, flow
 

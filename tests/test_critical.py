@@ -24,11 +24,11 @@ from mhabook_lib.critical import (
     scalar_head_optimum,
     sign_change_gamma,
 )
+from mhabook_lib.energy import energy_rate, interaction_energy
 from mhabook_lib.equiangular import equiangular_drive, equiangular_time
-from mhabook_lib.interaction_energy import energy_rate, interaction_energy
 from mhabook_lib.numerics.regression import fit_slope
 from mhabook_lib.numerics.roots import bisect
-from mhabook_lib.radial_shadow import radial_dominance_margin, shadow_rate
+from mhabook_lib.shadows import radial_dominance_margin, shadow_rate
 from mhabook_lib.token_flow import (
     attention_velocity,
     equiangular_tokens,

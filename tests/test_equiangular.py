@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
 from mhabook_lib.attention import ScalarHeads, attention_entropy, attention_scores
+from mhabook_lib.energy import attention_entropy_rate
 from mhabook_lib.equiangular import (
     equiangular_drive,
     equiangular_entropy,
@@ -19,7 +20,6 @@ from mhabook_lib.equiangular import (
     gamma_to_logit,
     logit_to_gamma,
 )
-from mhabook_lib.interaction_energy import attention_entropy_rate
 from mhabook_lib.token_flow import attention_velocity, equiangular_tokens
 
 FLOWS = ("softmax", "unnormalized", "relu")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mhabook_lib.attention import BlockHeads, ScalarHeads, attention_entropy, attention_scores
+from mhabook_lib.energy import energy_rate, interaction_energy
 from mhabook_lib.equiangular import equiangular_flow, equiangular_time_closed
-from mhabook_lib.interaction_energy import energy_rate, interaction_energy
 from mhabook_lib.numerics.linalg import random_orthonormal
 from mhabook_lib.numerics.ode import integrate
 from mhabook_lib.numerics.quadrature import simpson
