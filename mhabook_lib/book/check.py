@@ -16,8 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from datetime import datetime, timezone
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Any
 
 import nbformat
@@ -61,7 +60,8 @@ def accept(chapter: Chapter) -> int:
     executed = executed_notebook(chapter, "quick")
     facts = read_run(chapter.result("quick"))
     if published_key(chapter, "quick", facts["device"]) != facts["key"]:
-        raise BookError(f"chapter '{chapter.slug}' changed since its run: mhabook run {chapter.slug}")
+        slug = chapter.slug
+        raise BookError(f"chapter '{slug}' changed since its run: mhabook run {slug}")
     cells = marked(own_code_cells(executed))
     if not cells:
         raise BookError(f"chapter '{chapter.slug}' has no cell tagged '{MARK}': nothing to accept")
@@ -141,9 +141,8 @@ def run_nbval(chapter: Chapter, notebook, time_limit: int) -> tuple[int, str]:
         command += ["-p", "no:cacheprovider", "--nbval-lax", "--nbval-current-env", "--tb=short"]
         command += [f"--nbval-cell-timeout={time_limit}", path.name]
         env = environment(chapter.project, None) | {"MHABOOK_OUTPUT": str(folder / "out")}
-        done = subprocess.run(
-            command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.run(command, cwd=folder, env=env, **streams)
     return done.returncode, ANSI.sub("", done.stdout)
 
 
@@ -162,7 +161,7 @@ def remember(chapter: Chapter, facts: dict[str, Any]) -> None:
     facts |= {
         "passed": True,
         "run_key": published_key(chapter, "quick", resolve_device("auto")),
-        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
         json.dump(facts, file, indent=1)

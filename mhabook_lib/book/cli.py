@@ -229,7 +229,9 @@ def new(
     source: Annotated[
         str | None, typer.Option("--from", metavar="CHAPTER", help="Chapter to fork.")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Title; made from the name if left out.")] = None,
+    title: Annotated[
+        str | None, typer.Option(help="Title; made from the name when left out.")
+    ] = None,
 ) -> None:
     """Start a chapter: a fork of an existing one, or a small template that runs at once."""
     from mhabook_lib.book.fork import new_chapter

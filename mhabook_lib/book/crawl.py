@@ -104,9 +104,12 @@ class Page:
                 target = target / "index.html"
             if not target.is_file():
                 yield f"dead link: {address}"
-            elif tag.name == "a" and parts.fragment and target in pages:
-                if unquote(parts.fragment) not in pages[target].anchors:
-                    yield f"dead link: no place '{parts.fragment}' in {pages[target].name}"
+            elif tag.name == "a" and self.lost(parts.fragment, pages.get(target)):
+                yield f"dead link: no place '{parts.fragment}' in {pages[target].name}"
+
+    @staticmethod
+    def lost(fragment: str, page: Page | None) -> bool:
+        return bool(fragment and page) and unquote(fragment) not in page.anchors
 
     def images(self) -> Iterator[str]:
         """Sphinx writes the file's address where an author gave no alternative text."""

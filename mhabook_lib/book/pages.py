@@ -1,4 +1,4 @@
-"""Pages that the runs write: header of a chapter, ledger, status, speed, cards of the front page."""
+"""Pages that the runs write: chapter header, ledger, status, speed, front page."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from mhabook_lib.book.checks import show, stable
 from mhabook_lib.book.claims import COLOURS
 from mhabook_lib.book.results import Result, claim_places
 
+LEDGER_WIDTHS = "9 28 13 17 17 16"
 WIDE = "---\nhtml_theme.sidebar_secondary.remove: true\n---\n\n"
 
 
-def table(head: list[str], rows: list[list[str]], name: str) -> str:
+def table(head: list[str], rows: list[list[str]], name: str, widths: str = "auto") -> str:
     """A list-table: cells are Markdown, formulas included."""
-    lines = ["```{list-table}", ":header-rows: 1", f":class: {name}"]
+    lines = ["```{list-table}", ":header-rows: 1", f":class: {name}", f":widths: {widths}"]
     for row in [head, *rows]:
         cells = [" ".join(str(cell).split()) for cell in row]
         lines += [f"* - {cells[0]}".rstrip(), *(f"  - {cell}".rstrip() for cell in cells[1:])]
@@ -79,7 +80,8 @@ def header(result: Result, downloads: dict[str, str], launches: dict[str, str]) 
     pairs.append(("Take it along", " · ".join(files)))
     pairs.append(("Run it", " · ".join(f"[{name}]({url})" for name, url in launches.items())))
     body = [f"{word}\n: {text}\n" for word, text in pairs if text]
-    return "\n".join([":::{admonition} About this chapter", ":class: chapter-facts", "", *body, ":::"])
+    opening = [":::{admonition} About this chapter", ":class: chapter-facts", ""]
+    return "\n".join([*opening, *body, ":::"])
 
 
 def plain_header(result: Result, cited: str) -> str:
@@ -124,7 +126,8 @@ def measured(record: dict[str, Any]) -> str:
     text = f"{record.get('check') or 'measured'}: {value(record['measured'])}"
     if record.get("uncertainty") is not None:
         text += f" ± {value(record['uncertainty'])}"
-    return f"{text}, wanted {sign(main_check(record).get('sign', '='))} {value(record['reference'])}"
+    wanted = sign(main_check(record).get("sign", "="))
+    return f"{text}, wanted {wanted} {value(record['reference'])}"
 
 
 def tolerance(record: dict[str, Any]) -> str:
@@ -153,7 +156,7 @@ def ledger_page(results: list[Result]) -> str:
         "be rejected. The name of a claim leads to its place in the chapter."
     )
     head = ["Claim", "Statement", "Verdict", "Measured", "Tolerance", "Control"]
-    return f"{WIDE}# Claims ledger\n\n{intro}\n\n{table(head, rows, 'ledger')}\n"
+    return f"{WIDE}# Claims ledger\n\n{intro}\n\n{table(head, rows, 'ledger', LEDGER_WIDTHS)}\n"
 
 
 def status_page(results: list[Result]) -> str:
@@ -167,7 +170,7 @@ def status_page(results: list[Result]) -> str:
     packages = [[name, v] for text in seen for name, v in json.loads(text).items()]
     return "\n\n".join(
         [
-            "# Status",
+            f"{WIDE}# Status",
             intro,
             table(head, rows, "status"),
             "The numbers were computed with these versions.",
@@ -200,10 +203,10 @@ def warnings_of(results: list[Result]) -> list[str]:
 
 
 def speed_page(path: Path) -> str:
-    title = "# Speed"
+    title = f"{WIDE}# Speed"
     if not path.is_file():
-        return f"{title}\n\nNo benchmark has been run for this copy of the book: `make bench`, " \
-            "then `make book`, fills this page.\n"
+        text = "No benchmark has been run for this copy of the book: `make bench`, then"
+        return f"{title}\n\n{text} `make book`, fills this page.\n"
     rows = [speed_row(row) for row in json.loads(path.read_text())]
     intro = (
         "Each line sets the way this book computes against another way to the same number, side "
@@ -231,9 +234,8 @@ def speed_row(row: dict[str, Any]) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
-        if seconds * factor >= 1:
-            break
+    units = ((1, "s"), (1e3, "ms"), (1e6, "µs"))
+    factor, unit = next(((f, u) for f, u in units if seconds * f >= 1), units[-1])
     return f"{stable(seconds * factor, 3)} {unit}"
 
 

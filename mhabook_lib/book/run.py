@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +285,7 @@ def publish(job: Job, out: Path, outcome: dict[str, Any]) -> dict[str, Any]:
         "cells": sum(c.cell_type == "code" for c in notebook.cells),
         "claims": len(json.loads((out / "claims.json").read_text())),
         "warnings": warnings_of(notebook),
-        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         "machine": f"{platform.system()} {platform.machine()}",
     }

@@ -75,9 +75,12 @@ ledger.claim("T1").equals(
 See {numref}`tiny-F1`.
 
 ```{code-cell} ipython3
-:tags: [hide-input]
-:mystnb: {image: {alt: "Points on a parabola.", width: 60%}, figure: {caption: "Squares $n^2$.", name: tiny-F1}}
-
+---
+tags: [hide-input]
+mystnb:
+  image: {alt: "Points on a parabola.", width: 60%}
+  figure: {caption: "Squares $n^2$.", name: tiny-F1}
+---
 figure, axis = panels()
 axis.plot(values, "o")
 label(axis, x="n", y="square")

@@ -155,7 +155,8 @@ kept = "{ref}`here` and :::{note}"
 
 
 def test_every_construct_becomes_plain():
-    context = Context(defined_labels(TEXT), lambda role, keys: f"({keys})", {"notation": "Notation"})
+    pages = {"notation": "Notation"}
+    context = Context(defined_labels(TEXT), lambda role, keys: f"({keys})", pages)
     text = plain(TEXT, context)
     without_code = text.split("```python")[0]
     assert raw_syntax(without_code) == [] and "(here)=" not in text and "a comment" not in text

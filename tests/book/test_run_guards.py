@@ -178,7 +178,7 @@ def test_cuda_without_cuda(ran):
     ("old", "new", "message"),
     [
         ("    control=values.sum() + 1,\n", "", "tiny.T1: has no control"),
-        ("control=values.sum() + 1", "control=values.sum()", "tiny.T1: its control was not rejected"),
+        ("control=values.sum() + 1", "control=values.sum()", "T1: its control was not rejected"),
         ('ledger.claim("F1")', 'ledger.claim("T1")', "tiny.F1: missing from the claims data"),
         ('ledger.claim("F1")', 'ledger.claim("T1")', "two different claims under one ID"),
         ('ledger.claim("F1")', 'ledger.claim("F7")', "has no claim 'F7'"),
