@@ -47,11 +47,14 @@ def largest_gaps(reference):
 
 
 def loop_velocity(x, matrices, beta):
-    """Softmax velocity on the sphere (B, n, d): one head after the other, with d x d matrices."""
+    """Softmax velocity on the sphere (B, n, d): one head after the other, with d x d matrices.
+
+    Scores and values are two products, as in any layer whose values are not known to be its scores.
+    """
     v = torch.zeros_like(x)
     for m in matrices:
-        moved = x @ m.mT
-        v = v + torch.softmax(beta * (x @ moved.mT), dim=-1) @ moved
+        scores = x @ m @ x.mT
+        v = v + torch.softmax(beta * scores, dim=-1) @ (x @ m.mT)
     return project_tangent(x, v)
 
 
