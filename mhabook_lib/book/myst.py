@@ -91,8 +91,9 @@ def directives(text: str) -> Iterable[Directive]:
 
 
 def short_label(label: str) -> str:
-    """`clustering-T1` is T1 to a reader."""
-    return label.rsplit("-", 1)[-1]
+    """`clustering-T1` is T1 to a reader; a label in words stands in brackets."""
+    tail = label.rsplit("-", 1)[-1]
+    return tail if re.fullmatch(r"[A-Z]+\d+\w?", tail) else f"({tail})" if tail else ""
 
 
 def defined_labels(text: str) -> dict[str, str]:
@@ -234,7 +235,8 @@ def _role(name: str, text: str, context: Context) -> str:
     if name == "math":
         return f"${text}$"
     if name == "eq":
-        return f"({context.labels.get(target, target).removeprefix('equation ')})"
+        shown = context.labels.get(target, f"({target})").removeprefix("equation ")
+        return shown if shown.startswith("(") else f"({shown})"
     if name in ("ref", "prf:ref", "numref", "doc", "download"):
         known = context.labels.get(target) or context.pages.get(target.rsplit("/", 1)[-1])
         known = known or target

@@ -165,7 +165,7 @@ def test_every_construct_becomes_plain():
         "<summary>First</summary>", "![A picture](a.png)", "Caption (k)",
         "| a | b\\|c |", "<sub>2</sub>",
         "A link, Lemma L2, [outside](https://arxiv.org/abs/1), ![pic](a.png)",
-        "A place, there, Figure fig, Notation, Lemma L2.",
+        "A place, there, Figure (fig), Notation, Lemma L2.",
         'kept = "{ref}`here` and :::{note}"',
     ):
         assert words in text, f"{words!r} is not in\n{text}"

@@ -1,8 +1,14 @@
 """A fork is a chapter of its own at once: it runs, is compared, and stands in the book."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
+from conftest import Book
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "_build/quick/clustering"
 
 
 def test_fork_runs_is_accepted_and_appears_in_the_book(copy):
@@ -75,3 +81,24 @@ def test_half_a_fork_is_taken_back(copy, monkeypatch):
         fork.new_chapter(Project(copy.root), "half", "tiny", None)
     assert not (copy.root / "notebooks/half.md").exists()
     assert not (copy.root / "mhabook_lib/chapters/half.toml").exists()
+
+
+@pytest.mark.skipif(not (RESULT / "run.json").is_file(), reason="run it first: make book")
+def test_fork_of_a_real_chapter_with_a_changed_parameter(tmp_path):
+    """The chapter that others copy: a fork with another seed runs, is compared, is in the book."""
+    skipped = shutil.ignore_patterns(".*", "_build", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, tmp_path / "book", ignore=skipped)
+    book = Book(tmp_path / "book")
+    shutil.copytree(RESULT, book.root / "_build/quick/clustering")
+    book("new", "my-experiment", "--from", "clustering")
+    book.edit("\nseed = 0\n", "\nseed = 1\n", "notebooks/my-experiment.md")
+    book("run", "my-experiment")
+    claims = json.loads((book.root / "_build/quick/my-experiment/claims.json").read_text())
+    assert len(claims) == 24 and {record["seed"] for record in claims} == {1}
+    assert all(record["id"].startswith("my-experiment.") for record in claims)
+    book("accept", "my-experiment")
+    book("check", "my-experiment")
+    book("build")
+    page = (book.root / "_build/html/notebooks/my-experiment.html").read_text()
+    assert 'id="my-experiment-T1"' in page and 'id="my-experiment-f1"' in page
+    assert "my-experiment.T1" in (book.root / "_build/html/book/ledger.html").read_text()
