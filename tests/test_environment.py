@@ -1,6 +1,8 @@
 """environment.yml, pyproject.toml and constraints.txt describe one and the same installation."""
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -99,3 +101,24 @@ def test_workflows_call_make_and_invent_no_address():
         assert re.search(r"make (test|book)", text), path.name
         assert "pip install" not in text and "github.com/" not in text, path.name
     assert "make test" in (ROOT / ".ci/run").read_text()
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("", "needs Python 3.11 or newer, and found none"),
+        ("exit 1", "is too old: the book needs Python 3.11 or newer"),
+        ('case "$1" in -m) exit 1;; esac', "install its venv module"),
+    ],
+)
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
+def test_make_says_what_is_missing(tmp_path, script, message):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / "some-python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    command = ["make", "setup", f"PYTHON={'./some-python' if script else ''}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0 and message in done.stderr
+    assert not (tmp_path / ".venv").exists()

@@ -220,9 +220,8 @@ class Runner:
         }
         (folder / "job.json").write_text(json.dumps(task))
         command = [sys.executable, "-m", "mhabook_lib.book.worker", str(folder / "job.json")]
-        noise = None if sys.stderr.isatty() else (folder / "worker.log").open("w")
         env = environment(job.chapter.project, self.threads)
-        process = subprocess.Popen(command, env=env, cwd=folder, stderr=noise)
+        process = subprocess.Popen(command, env=env, cwd=folder)
         self.processes.add(process)
         try:
             code = process.wait()
@@ -230,8 +229,9 @@ class Runner:
             self.processes.discard(process)
         if (folder / "outcome.json").is_file():
             return json.loads((folder / "outcome.json").read_text())
-        seen = (folder / "worker.log").read_text() if noise else ""
-        return {"error": f"the run was cut short (exit code {code})", "cell": None, "log": seen}
+        said = f"the run was cut short (exit code {code})"
+        noise = folder / "worker.log"
+        return {"error": said, "log": noise.read_text() if noise.is_file() else said}
 
 
 def describe(job: Job, outcome: dict[str, Any]) -> str:

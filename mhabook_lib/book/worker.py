@@ -30,6 +30,7 @@ def execute(job: dict[str, Any]) -> dict[str, Any]:
     os.environ["MHABOOK_OUTPUT"] = str(out)
     executed = out / f"{job['slug']}.ipynb"
     bar = {"desc": job["slug"], "position": job["position"], "unit": "cell", "leave": False}
+    bar["file"] = screen(folder / "worker.log")
     started = time.perf_counter()
     try:
         papermill.execute_notebook(
@@ -55,6 +56,13 @@ def execute(job: dict[str, Any]) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - started, 2),
         "peak_memory_mb": peak_memory_mb(),
     }
+
+
+def screen(log: Path):
+    """The terminal for the progress bar alone: what kernels say there goes to the log."""
+    terminal = os.fdopen(os.dup(2), "w")
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    return terminal
 
 
 def running_cell(path: Path) -> dict[str, Any]:
