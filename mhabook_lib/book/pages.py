@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def table(head: list[str], rows: list[list[str]], name: str, widths: str = "auto
     """A list-table: cells are Markdown, formulas included."""
     lines = ["```{list-table}", ":header-rows: 1", f":class: {name}", f":widths: {widths}"]
     for row in [head, *rows]:
-        cells = [" ".join(str(cell).split()) for cell in row]
+        cells = [re.sub(r"[ \t\n]+", " ", str(cell)).strip() for cell in row]
         lines += [f"* - {cells[0]}".rstrip(), *(f"  - {cell}".rstrip() for cell in cells[1:])]
     return "\n".join([*lines, "```"])
 
@@ -161,7 +162,8 @@ def ledger_page(results: list[Result]) -> str:
 
 def status_page(results: list[Result]) -> str:
     rows = [status_row(result) for result in results]
-    head = ["Chapter", "Last run", "Profile", "Device", "Run time", "Memory", "Claims", "Compared"]
+    head = ["Chapter", "Last run", "Profile", "Device", "Run time", "Memory"]
+    head += ["Claims", "Checks passed", "Compared"]
     intro = (
         "Each chapter of this book was executed as follows; cells marked for comparison were run "
         "again and held against outputs accepted earlier."
@@ -182,6 +184,7 @@ def status_page(results: list[Result]) -> str:
 
 def status_row(result: Result) -> list[str]:
     run, check = result.run, result.check
+    checks = [check for record in result.claims for check in record.get("checks", [])]
     good = check.get("passed") and check.get("run_key") == run["key"]
     cells = f"{check['compared']} cells equal" if good else "not yet"
     return [
@@ -189,9 +192,10 @@ def status_row(result: Result) -> list[str]:
         run["finished"].replace("T", " ").replace("+00:00", " UTC"),
         run["profile"],
         run["device"],
-        f"{run['seconds']:.0f} s",
+        f"{run['seconds']:.0f}\N{NO-BREAK SPACE}s",
         memory(run),
         counted(result),
+        f"{sum(check['passed'] for check in checks)} of {len(checks)}",
         cells,
     ]
 
@@ -217,10 +221,9 @@ def speed_page(path: Path) -> str:
 
 
 def speed_row(row: dict[str, Any]) -> list[str]:
-    errors = [value(row.get(name)) for name in ("ours_error", "other_error")]
-    spread = row.get("spread")
-    if isinstance(spread, list) and len(spread) == 2:
-        spread = f"{stable(spread[0], 3)} to {stable(spread[1], 3)}"
+    errors = [row.get(name) for name in ("ours_error", "other_error")]
+    errors = [f"`{stable(e, 2)}`" for e in errors if e is not None]
+    spread = f" ±\N{NO-BREAK SPACE}{row['spread']:.0%}" if row.get("spread") is not None else ""
     return [
         row["chapter"],
         row["task"],
@@ -228,15 +231,19 @@ def speed_row(row: dict[str, Any]) -> list[str]:
         duration(row["ours_s"]),
         row["other"],
         duration(row["other_s"]),
-        f"{stable(row['ratio'], 3)}×" + (f" ({spread})" if spread else ""),
-        " against ".join(filter(None, errors)),
+        f"{ratio(row['ratio'])}×{spread}",
+        " against ".join(errors),
     ]
+
+
+def ratio(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else stable(number, 2)
 
 
 def duration(seconds: float) -> str:
     units = ((1, "s"), (1e3, "ms"), (1e6, "µs"))
     factor, unit = next(((f, u) for f, u in units if seconds * f >= 1), units[-1])
-    return f"{stable(seconds * factor, 3)} {unit}"
+    return f"{stable(seconds * factor, 3)}\N{NO-BREAK SPACE}{unit}"
 
 
 def cards(results: list[Result]) -> str:
