@@ -106,16 +106,16 @@ def layer_energies(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Total energy after 0, ..., num_layers layers, and how far each layer moved the tokens.
 
-    Returns E (num_layers + 1, ...) and `sum_i |y_i - x_i|^2` (num_layers, ...). Arguments and
-    errors as `layer_path`. Source: clustering.X1, clustering.X3.
+    Returns E (num_layers + 1, ...) and `|y_i - x_i|^2` (num_layers, ..., n). Arguments and errors
+    as `layer_path`. Source: clustering.X1, clustering.X3.
 
     >>> energy, moved = layer_energies(torch.eye(2), torch.eye(2).unsqueeze(0), 1.0, 0.1, 4, "relu")
     >>> energy.shape, moved.shape
-    (torch.Size([5]), torch.Size([4]))
+    (torch.Size([5]), torch.Size([4, 2]))
     """
     path = layer_path(x, heads, beta, step, num_layers, normalization)
     energy = interaction_energy(path, heads, beta).sum(-1)
-    return energy, path.diff(dim=0).square().sum((-1, -2))
+    return energy, path.diff(dim=0).square().sum(-1)
 
 
 def layer_falls(energy: torch.Tensor) -> torch.Tensor:
