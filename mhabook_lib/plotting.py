@@ -45,7 +45,7 @@ STYLE = {
 
 
 def use_style() -> None:
-    """Draw all further figures of this session in the book's style."""
+    """Draw all figures from now on in the book's style."""
     plt.rcParams.update(STYLE)
 
 

@@ -175,9 +175,10 @@ def _directive(item: Directive, context: Context) -> list[str]:
         return ["*Proof.*", "", *body, "", "∎"]
     if item.name.startswith("prf:"):
         label = item.options.get("label", "")
-        name = f"{kind.capitalize()} {short_label(label)}".strip()
-        bare = title.replace("**", "")
-        return _quoted([f"**{name}{f' ({bare})' if title else ''}.**", "", *body])
+        short = short_label(label)
+        name = f"{kind.capitalize()} {short}".strip()
+        bare = title.replace("**", "").removeprefix(f"{short} · ")
+        return _quoted([f"**{name}{f' ({bare})' if bare else ''}.**", "", *body])
     if kind in ("dropdown", "solution", "tab-item"):
         return ["<details>", f"<summary>{title}</summary>", "", *body, "", "</details>"]
     if kind in BOXES:

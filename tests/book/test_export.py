@@ -169,3 +169,9 @@ def test_every_construct_becomes_plain():
         'kept = "{ref}`here` and :::{note}"',
     ):
         assert words in text, f"{words!r} is not in\n{text}"
+
+
+def test_a_title_that_starts_with_its_label_says_it_once():
+    text = "```{prf:theorem} T2 · Radial shadows\n:label: tiny-T2\n\nA shadow.\n```"
+    context = Context(defined_labels(text), lambda role, keys: "", {})
+    assert "> **Theorem T2 (Radial shadows).**" in plain(text, context)
