@@ -44,7 +44,7 @@ $(READY): pyproject.toml $(wildcard constraints.txt)
 
 pages: $(READY)
 	@$(MHABOOK) run --jobs $(JOBS)
-	@$(MHABOOK) check
+	@$(MHABOOK) check --jobs $(JOBS)
 	@$(MHABOOK) build
 
 book: pages

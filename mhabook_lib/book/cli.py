@@ -45,6 +45,7 @@ Slugs = Annotated[
     typer.Argument(metavar="[CHAPTER]...", help="Chapters by name; all of them when left out."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Do it even if nothing changed.")]
+Jobs = Annotated[int, typer.Option(help="Chapters side by side.", min=1)]
 Limit = Annotated[int, typer.Option(help="Seconds that one cell may take.", min=1)]
 
 
@@ -105,7 +106,7 @@ def run(
             help="Change a parameter of the chapter; the result goes to _build/custom.",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Chapters side by side.", min=1)] = 1,
+    jobs: Jobs = 1,
     threads: Annotated[
         int | None, typer.Option(help="Threads a chapter may use; all when left out.", min=1)
     ] = None,
@@ -140,19 +141,25 @@ def short(path: Path) -> str:
 
 
 @app.command()
-def check(chapters: Slugs = None, time_limit: Limit = 600, force: Force = False) -> None:
+def check(
+    chapters: Slugs = None, jobs: Jobs = 1, time_limit: Limit = 600, force: Force = False
+) -> None:
     """Compare the marked cells with the outputs that were accepted earlier."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from mhabook_lib.book.check import check as compare
 
-    selected, bad = find_project().select(chapters), []
-    for chapter in selected:
+    def as_accepted(chapter: Chapter) -> bool:
         try:
-            good = compare(chapter, force=force, time_limit=time_limit, say=warn)
+            return compare(chapter, force=force, time_limit=time_limit, say=warn)
         except BookError as error:
             warn(f"mhabook: {error}")
-            good = False
-        if not good:
-            bad.append(chapter.slug)
+            return False
+
+    selected = find_project().select(chapters)
+    with ThreadPoolExecutor(jobs) as pool:
+        answers = list(pool.map(as_accepted, selected))
+    bad = [chapter.slug for chapter, good in zip(selected, answers, strict=True) if not good]
     if bad:
         raise BookError(f"not as accepted: {', '.join(bad)}")
 
