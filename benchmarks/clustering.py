@@ -21,27 +21,7 @@ from mhabook_lib.token_flow import (
     velocity_field,
 )
 
-from .timing import compare
-
-
-def row(task, size, other_name, ours, other, errors, repeats=5) -> dict:
-    """One row: the timing of both, and `errors(ours(), other())`."""
-    ours_error, other_error = errors(ours(), other())
-    return {
-        "chapter": "clustering",
-        "task": task,
-        "size": size,
-        "other": other_name,
-        "ours_error": float(ours_error),
-        "other_error": float(other_error),
-        **compare(ours, other, repeats),
-    }
-
-
-def largest_gaps(reference):
-    """Errors of both results against one reference."""
-    return lambda ours, other: (abs(ours - reference).max(), abs(other - reference).max())
-
+from .timing import largest_gaps, row
 
 # The plain ways
 
@@ -105,6 +85,7 @@ def clustering_time_curve() -> dict:
     betas, n, gamma1 = np.linspace(0.1, 12, 50), 128, 0.9
     reference = equiangular_time(0.0, gamma1, [1.0], betas, n, "softmax", nodes=512)
     return row(
+        "clustering",
         "clustering time against beta, flow S",
         "50 betas, n=128",
         "50 adaptive ODE solves (RK45, rtol 1e-8)",
@@ -128,6 +109,7 @@ def tokens_in_many_dimensions() -> dict:
         return integrate(field, x0, times, "rk4", steps, "normalize")[-1]
 
     return row(
+        "clustering",
         "scalar heads, d >> n: 50 RK4 steps after a QR reduction",
         "n=32, d=1024, H=8, 4 runs",
         "loop over heads in R^d",
@@ -145,6 +127,7 @@ def one_gram_matrix() -> dict:
     heads = ScalarHeads(torch.from_numpy(rng.uniform(0.5, 1.5, 8)))
     matrices, field = heads.dense(64), velocity_field(x, heads, 1.0)
     return row(
+        "clustering",
         "scalar heads: one Gram matrix for all",
         "n=64, d=64, H=8, 16 runs",
         "loop over heads",
@@ -161,6 +144,7 @@ def blocks(d: int) -> dict:
     matrices, x = heads.dense(d), sample_sphere((1, 64, d), rng)
     field = velocity_field(x, heads, 1.0)
     return row(
+        "clustering",
         "orthogonal heads: work in the blocks",
         f"n=64, d={d}, H=8",
         "loop over heads with d x d matrices",
@@ -180,6 +164,7 @@ def many_runs() -> dict:
         return flow(x, heads, 2.0, times, steps_per_interval=steps)[-1]
 
     return row(
+        "clustering",
         "many runs in one batch, 10 RK4 steps",
         "256 runs, n=32, d=3",
         "loop over runs",
@@ -203,6 +188,7 @@ def rk4_against_euler() -> dict:
     target = (euler(x0, field, time, euler_steps) - reference).abs().max()
     steps = next(k for k in range(10, 4000) if (by_rk4(k) - reference).abs().max() <= target)
     return row(
+        "clustering",
         f"RK4 ({steps} steps) at the error of Euler",
         "n=32, d=3, beta=4, T=10",
         f"Euler, {euler_steps} steps",

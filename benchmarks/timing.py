@@ -42,3 +42,22 @@ def compare(ours, other, repeats: int = 5, shortest: float = 0.1) -> dict:
         "ratio": ratio,
         "spread": max(abs(value / ratio - 1) for value in ratios),
     }
+
+
+def row(chapter, task, size, other_name, ours, other, errors, repeats=5) -> dict:
+    """One row of the table: the timing of both, and `errors(ours(), other())`."""
+    ours_error, other_error = errors(ours(), other())
+    return {
+        "chapter": chapter,
+        "task": task,
+        "size": size,
+        "other": other_name,
+        "ours_error": float(ours_error),
+        "other_error": float(other_error),
+        **compare(ours, other, repeats),
+    }
+
+
+def largest_gaps(reference):
+    """Errors of both results against one reference."""
+    return lambda ours, other: (abs(ours - reference).max(), abs(other - reference).max())
