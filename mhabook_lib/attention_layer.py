@@ -142,7 +142,8 @@ def apply_rope(u: torch.Tensor, frequencies: torch.Tensor, positions: torch.Tens
     turned, kept = u.tensor_split([2 * len(frequencies)], dim=-1)
     first, second = turned[..., 0::2], turned[..., 1::2]
     rotated = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1)
-    return torch.cat([rotated.flatten(-2), kept], dim=-1)
+    rotated = rotated.flatten(-2)
+    return torch.cat([rotated, kept.expand(*rotated.shape[:-1], -1)], dim=-1)
 
 
 def rms_norm(x: torch.Tensor, gain: torch.Tensor | None = None) -> torch.Tensor:
