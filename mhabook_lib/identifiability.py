@@ -7,12 +7,23 @@ enough generic sequences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from .attention_layer import Weights, apply_rope, attention_core, project, require_layer
+from .attention_layer import (
+    Weights,
+    apply_rope,
+    attention_core,
+    project,
+    random_weights,
+    require_layer,
+    rope_frequencies,
+)
+from .attention_shapes import AttentionShape
 from .validation import require_finite
 
 GAP = 1e4
@@ -109,6 +120,52 @@ def attention_jacobian(
     columns |= {f"w_{letter}": block[..., :-1] for letter, block in blocks.items()}
     columns |= {f"b_{letter}": block[..., -1] for letter, block in blocks.items()}
     return torch.cat([columns[name].flatten(3).flatten(0, 2) for name in weights], dim=1)
+
+
+def generic_jacobian(
+    shape: AttentionShape,
+    rng: np.random.Generator,
+    *,
+    seq_len: int = 5,
+    sequences: int | None = None,
+    causal: bool = True,
+    rope: torch.Tensor | None = None,
+    activation: str = "softmax",
+) -> torch.Tensor:
+    """Jacobian of a layer of this shape at Gaussian parameters on Gaussian tokens.
+
+    By default with 40 per cent more sequences than the parameters and the logits need, and with
+    the usual frequencies on the rotated planes. The closed form where it applies, else automatic
+    differentiation. Source: identification, algorithm 1.
+
+    >>> generic_jacobian(AttentionShape(2, 1), np.random.default_rng(0)).shape[1]
+    16
+    """
+    weights = random_weights(shape.weight_shapes(), rng, shape.d_model**-0.5)
+    n = sequences or _enough_sequences(shape, seq_len)
+    x = torch.from_numpy(rng.standard_normal((n, seq_len, shape.d_model)))
+    if rope is None and shape.rotary_dim:
+        rope = rope_frequencies(shape.rotary_dim)
+    cross = shape.memory_dim != shape.d_model
+    if activation == "softmax" and shape.output_projection and not shape.qk_norm and not cross:
+        return attention_jacobian(weights, x, causal=causal, rope=rope)
+    memory = rng.standard_normal((n, seq_len, shape.memory_dim)) if cross else None
+    options = {
+        "causal": causal,
+        "rope": rope,
+        "memory": None if memory is None else torch.from_numpy(memory),
+        "qk_norm": shape.qk_norm is not None,
+        "activation": activation,
+    }
+    return functional_jacobian(lambda w: attention_core(w, x, **options).output, weights)
+
+
+def _enough_sequences(shape: AttentionShape, seq_len: int) -> int:
+    """Rows for all parameters, and logit differences for all query-key parameters of a head."""
+    rows = max(seq_len - 1, 1) * (shape.d_model if shape.output_projection else shape.d_value)
+    logits = sum(min(shape.d_value, l) for l in range(1, seq_len)) or 1
+    by_rows = math.ceil(1.4 * shape.parameter_count() / rows) + 2
+    return max(by_rows, math.ceil(2.8 * shape.d_head * (shape.d_model + 1) / logits))
 
 
 # Ranks
