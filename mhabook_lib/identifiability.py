@@ -236,6 +236,55 @@ def factor_differential(w_q: torch.Tensor, w_k: torch.Tensor) -> torch.Tensor:
     return torch.cat(blocks, dim=-1)
 
 
+def vertical_steps(w_q: torch.Tensor, w_k: torch.Tensor) -> torch.Tensor:
+    """All steps `(A W_Q, -A^T W_K)`, flattened, one column for each entry of A, (..., 2DE, D^2).
+
+    They span the tangent space of the orbit of the factors. Source: identification.T3.
+
+    >>> vertical_steps(torch.tensor([[2.0]]), torch.tensor([[3.0]]))
+    tensor([[ 2.],
+            [-3.]])
+    """
+    _require_factors(w_q, w_k)
+    d_head = w_q.shape[-2]
+    generators = torch.eye(d_head**2).to(w_q).unflatten(1, (d_head, d_head))
+    w_q, w_k = w_q.unsqueeze(-3), w_k.unsqueeze(-3)
+    return torch.cat([(generators @ w_q).flatten(-2), -(generators.mT @ w_k).flatten(-2)], -1).mT
+
+
+def change_basis(weights: Weights, s: torch.Tensor, t: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The same layer in other coordinates of its heads.
+
+    `W_Q -> S W_Q`, `W_K -> S^-T W_K`, `W_V -> T W_V`, `W_O -> W_O T^-1`, biases with their
+    weights; s (..., G, D, D) and t (..., G, C, C), one for each group. Without rotary positions
+    and QK-norm the output stays the same. Raises ValueError for shapes that do not fit.
+    Source: identification.T1, T6, T8.
+
+    >>> one = {name: torch.ones(1, 1, 1) for name in ("w_q", "w_k", "w_v", "w_o")}
+    >>> change_basis(one, torch.full((1, 1, 1), 2.0), torch.ones(1, 1, 1))["w_k"].item()
+    0.5
+    """
+    num_heads, groups = weights["w_q"].shape[-3], weights["w_k"].shape[-3]
+    wanted = [(groups, weights[name].shape[-2]) for name in ("w_k", "w_v")]
+    for name, matrix, (count, width) in zip("st", (s, t), wanted, strict=True):
+        if tuple(matrix.shape[-3:]) != (count, width, width):
+            raise ValueError(
+                f"{name} of shape {tuple(matrix.shape)}: expected (..., {count}, {width}, {width})"
+            )
+    shared = {"q": s, "k": torch.linalg.inv(s).mT, "v": t, "o": torch.linalg.inv(t)}
+    share = num_heads // groups
+    for letter in "qo":
+        shared[letter] = shared[letter].repeat_interleave(share, dim=-3)
+    moved = {f"w_{c}": shared[c] @ weights[f"w_{c}"] for c in "qkv"}
+    moved["w_o"] = weights["w_o"] @ shared["o"]
+    moved |= {
+        f"b_{c}": (shared[c] @ weights[f"b_{c}"].unsqueeze(-1)).squeeze(-1)
+        for c in "qkv"
+        if f"b_{c}" in weights
+    }
+    return {**weights, **moved}
+
+
 def kernel_dimensions(d_model: int, d_head: int, rank_q: int, rank_k: int) -> KernelDimensions:
     """Dimensions for factors of the given ranks, each at most min(D, E).
 

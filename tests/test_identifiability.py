@@ -18,12 +18,14 @@ from mhabook_lib.attention_shapes import AttentionShape
 from mhabook_lib.identifiability import (
     attention_jacobian,
     canonical_form,
+    change_basis,
     factor_differential,
     functional_jacobian,
     generic_jacobian,
     kernel_dimensions,
     numerical_rank,
     unidentified_directions,
+    vertical_steps,
 )
 
 LAYERS = {
@@ -121,19 +123,25 @@ def test_kernel_dimensions_by_rank(d_model, d_head, rng):
             )
             matrix = factor_differential(w_q, w_k)
             rank = 0 if rank_q == rank_k == 0 else numerical_rank(matrix).rank
-            vertical = vertical_columns(w_q, w_k)
+            vertical = vertical_steps(w_q, w_k)
             orbit = 0 if rank_q == rank_k == 0 else numerical_rank(vertical).rank
             expected = kernel_dimensions(d_model, d_head, rank_q, rank_k)
             assert (2 * d_head * d_model - rank, orbit) == expected
             assert float((matrix @ vertical).abs().max()) < 1e-12
 
 
-def vertical_columns(w_q, w_k):
-    """All steps (A W_Q, -A^T W_K), one column for each entry of A."""
-    d_head = w_q.shape[0]
-    generators = torch.eye(d_head**2, dtype=torch.float64).unflatten(1, (d_head, d_head))
-    steps = torch.cat([(generators @ w_q).flatten(1), -(generators.mT @ w_k).flatten(1)], dim=1)
-    return steps.mT
+@pytest.mark.parametrize("groups", [4, 2, 1])
+def test_change_of_basis_keeps_the_layer(groups, rng):
+    weights = random_weights(weight_shapes(4, 6, 3, groups=groups, d_value=2, biases="qkvo"), rng)
+    x = torch.from_numpy(rng.standard_normal((5, 6)))
+    s, t = (torch.from_numpy(rng.standard_normal((groups, d, d))) for d in (3, 2))
+    moved = change_basis(weights, s, t)
+    before, after = attention_core(weights, x), attention_core(moved, x)
+    torch.testing.assert_close(after.output, before.output, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(moved["b_q"][0], s[0] @ weights["b_q"][0])
+    back = change_basis(moved, torch.linalg.inv(s), torch.linalg.inv(t))
+    for name, value in weights.items():
+        torch.testing.assert_close(back[name], value, rtol=1e-9, atol=1e-10)
 
 
 def test_factor_differential_is_a_derivative(rng):
@@ -171,6 +179,10 @@ ONE = torch.ones(1, 1, 1)
         (lambda: canonical_form(torch.ones(3, 2), torch.ones(3, 2)), "D <= E"),
         (lambda: canonical_form(torch.ones(2, 3), torch.ones(2, 4)), r"\(2, 3\).*\(2, 4\)"),
         (lambda: factor_differential(ONE / 0, ONE), "w_q=.*finite"),
+        (
+            lambda: change_basis({f"w_{c}": ONE for c in "qkvo"}, ONE, torch.ones(2, 1, 1)),
+            r"t of shape \(2, 1, 1\): expected \(..., 1, 1, 1\)",
+        ),
         (
             lambda: attention_jacobian({f"w_{c}": ONE for c in "qkv"}, ONE),
             "expected a layer with w_o",
