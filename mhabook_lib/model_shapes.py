@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from importlib import resources
 from typing import NamedTuple
@@ -62,15 +63,26 @@ def layer_summary(layer: LayerShape) -> str:
 
 
 def plot_against_known(axis, layer: LayerShape | None = None, name: str = "yours"):
-    """Parameters of a layer against its unidentified share, known models and one more."""
-    for model in known_models():
-        place = model.layer.parameter_count(), 100 * model.layer.share()
-        latent = isinstance(model.layer, LatentShape)
+    """Parameters of a layer against its unidentified share, known models and one more.
+
+    Models within five per cent of one another share a point and a label.
+    """
+    places: dict[tuple[int, int], list[Model]] = {}
+    for model in sorted(known_models(), key=lambda m: m.layer.parameter_count()):
+        values = model.layer.parameter_count(), model.layer.share()
+        key = tuple(round(20 * math.log(value)) for value in values)
+        places.setdefault(key, []).append(model)
+    for key, (first, *others) in places.items():
+        place = first.layer.parameter_count(), 100 * first.layer.share()
+        latent = isinstance(first.layer, LatentShape)
         colour = PALETTE["purple" if latent else "blue"]
         axis.plot(*place, "s" if latent else "o", color=colour, ms=4.5)
-        axis.annotate(
-            model.name, place, xytext=(5, 3), textcoords="offset points", fontsize=7.5, color="0.3"
-        )
+        crowded = any(0 < x - key[0] < 18 and abs(y - key[1]) < 9 for x, y in places)
+        offset, side = ((-5, 3), "right") if crowded else ((5, 3), "left")
+        style = {"textcoords": "offset points", "ha": side, "fontsize": 7.5, "color": "0.3"}
+        names = ", ".join(model.name for model in (first, *others))
+        axis.annotate(names, place, xytext=offset, **style)
+    axis.margins(0.12, 0.1)
     if layer is not None:
         place = layer.parameter_count(), 100 * layer.share()
         axis.plot(*place, "*", color=PALETTE["orange"], ms=15)
