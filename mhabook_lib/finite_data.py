@@ -17,7 +17,9 @@ def finite_data_rank(
     `(E - HC) min(nL, HC) + H min(CE + (H-1) C^2 + min(d_QK, k), r)` where a head has
     `d_QK = 2DE - D^2` identified query-key dimensions (`2DE - D` with rotary positions); causal:
     `k = n sum_l min(C, l-1)`, `r = C (min(n, E) + n (L-1))`; no mask: `k = n L min(C, L-1)`,
-    `r = C n L`. The law is an upper bound by a count of equations, sharp in every case tried.
+    `r = C n L`. A count of equations makes it an upper bound. It is attained in every case tried
+    with two heads or more; a single head whose values are nearly as wide as the model can miss it
+    when nL is a little above E (E=C=3, n=L=2, no mask: rank 11 in place of 12).
     Raises ValueError for shapes outside the law, for rotary positions with L < 3 and 2D > E, and
     for less than one token. Source: identification.X8.
 
@@ -36,7 +38,8 @@ def finite_data_rank(
 def sequences_needed(shape: AttentionShape, seq_len: int, causal: bool = True) -> int:
     """Fewest generic sequences of length L that identify all a layer has to identify.
 
-    Raises as `finite_data_rank`, and ValueError for L = 1, where no number of them is enough.
+    By `finite_data_rank`, hence a lower bound for a single head. Raises as that, and ValueError
+    for L = 1, where no number of them is enough.
     Source: identification.X8.
 
     >>> sequences_needed(AttentionShape(8, 2), 2)

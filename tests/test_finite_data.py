@@ -21,9 +21,9 @@ def rng():
 
 def test_random_shapes(rng):
     for _ in range(120):
-        heads, d, c = (int(n) for n in rng.integers(1, 5, 3))
+        heads, d, c = (int(n) for n in rng.integers((2, 1, 1), 5))
         d_model = max(d, heads * c) + int(rng.integers(0, 4))
-        if d_model > 9:
+        if d_model > 10:
             continue
         shape = AttentionShape(
             d_model, heads, d_head=d, d_value=c, rotary_dim=2 * int(rng.integers(0, d // 2 + 1))
@@ -34,6 +34,27 @@ def test_random_shapes(rng):
         jacobian = generic_jacobian(shape, rng, seq_len=seq_len, sequences=n, causal=causal)
         law = finite_data_rank(shape, seq_len, n, causal)
         assert numerical_rank(jacobian).rank == law, (shape, seq_len, n, causal)
+
+
+def test_one_head_is_bounded_and_may_miss_the_bound(rng):
+    missed = set()
+    for d_model in range(2, 6):
+        for c in range(1, d_model + 1):
+            shape = AttentionShape(d_model, 1, d_head=2, d_value=c)
+            for seq_len, causal in ((2, True), (2, False), (3, True), (3, False)):
+                for n in range(1, 5):
+                    options = {"seq_len": seq_len, "sequences": n, "causal": causal}
+                    rank = numerical_rank(generic_jacobian(shape, rng, **options)).rank
+                    law = finite_data_rank(shape, seq_len, n, causal)
+                    assert rank <= law
+                    # The scores act inside the span of n (L - 1) differences of values.
+                    inside = min(c, n * (seq_len - 1))
+                    tokens = n * seq_len
+                    bound = inside * tokens + (c - inside) * min(tokens, d_model)
+                    assert rank <= bound + (d_model - c) * min(tokens, c)
+                    if rank < law:
+                        missed.add((d_model, c))
+    assert missed == {(3, 3), (5, 4), (5, 5)}
 
 
 def test_one_token_shows_only_the_sum_of_the_value_circuits(rng):
