@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from benchmarks import clustering, timing
+from benchmarks import clustering, identification, timing
 
 
 def test_compare_measures_the_ratio():
@@ -20,3 +20,11 @@ def test_both_ways_agree(task, monkeypatch):
     row = task()
     assert row["chapter"] == "clustering"
     assert row["ours_error"] < 1e-14 and row["other_error"] < 1e-14
+
+
+def test_jacobians_agree(monkeypatch):
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    exact = identification.closed_form_jacobian("reverse-mode autodiff (jacrev)")
+    assert exact["ours_error"] < 1e-14 and exact["other_error"] < 1e-14
+    differences = identification.closed_form_jacobian("central differences")
+    assert 1e-13 < differences["other_error"] < 1e-7
