@@ -218,9 +218,9 @@ def _lagrange(place, nodes):
 def _spread(place, value, nodes):
     """Sums of the values over the grid, (..., nodes, [nodes,] c)."""
     index, weights = _lagrange(place, nodes)
-    *batch, n, corners = index.shape
+    batch = index.shape[:-2]
     size = nodes ** place.shape[-1]
-    shift = size * torch.arange(index[..., 0, 0].numel(), device=index.device)
+    shift = size * torch.arange(batch.numel(), device=index.device)
     flat = (index + shift.reshape(*batch, 1, 1)).flatten()
     sums = [
         torch.zeros(len(shift) * size, dtype=value.dtype, device=value.device).index_add_(
