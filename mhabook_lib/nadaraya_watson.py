@@ -127,18 +127,26 @@ def fused_nadaraya_watson(query, key, value, bandwidth, *, prior_log_weights=Non
 
 
 def average_weights(query, key, bandwidth) -> torch.Tensor:
-    """Mean over the heads of the rows of weights, (..., n_q, n), from one head at a time.
+    """Mean over the heads of the rows of weights, (..., n_q, n), a few heads at a time.
 
-    query (..., H, n_q, d_k), key (..., H, n, d_k). Raises ValueError as `nadaraya_watson`.
+    query (..., H, n_q, d_k), key (..., H, n, d_k). Raises ValueError as `nadaraya_watson`, and
+    unless both have the same number of heads.
 
     >>> key = torch.tensor([[[0.0], [2.0]], [[0.0], [0.0]]])
-    >>> average_weights(torch.tensor([[[0.0]]]), key, 0.1)
+    >>> average_weights(torch.zeros(2, 1, 1), key, 0.1)
     tensor([[0.7500, 0.2500]])
     """
     require_sample(query, key)
-    query = query.expand(*query.shape[:-3], key.shape[-3], -1, -1)
-    heads = zip(query.unbind(-3), key.unbind(-3), strict=True)
-    return sum(nadaraya_watson_weights(q, k, bandwidth) for q, k in heads) / key.shape[-3]
+    if query.ndim < 3 or query.shape[-3] != key.shape[-3]:
+        raise ValueError(
+            f"query of shape {tuple(query.shape)} and key of shape {tuple(key.shape)}: "
+            f"expected (..., H, n_q, d_k) and (..., H, n, d_k)"
+        )
+    batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
+    at_once = max(1, WEIGHTS_AT_ONCE // (batch.numel() * query.shape[-2] * key.shape[-2]))
+    groups = zip(query.split(at_once, -3), key.split(at_once, -3), strict=True)
+    rows = (nadaraya_watson_weights(q, k, bandwidth).sum(-3) for q, k in groups)
+    return sum(rows) / key.shape[-3]
 
 
 def binned_nadaraya_watson(query, key, value, bandwidth: float, num_nodes: int | None = None):
