@@ -55,7 +55,7 @@ def augmented(query, key, bandwidth, prior_log_weights=None):
     center = key.mean(-2, keepdim=True)
     query, key = query - center, key - center
     scale = over_trailing(bandwidth, query, 2) ** -2
-    half_norm = key.square().sum(-1, keepdim=True) / 2
+    half_norm = key.square() @ key.new_full((key.shape[-1], 1), 0.5)  # faster than a sum
     query = pad(query, (0, 1), value=1.0) * scale
     key = torch.cat([key, -half_norm], dim=-1)
     if prior_log_weights is not None:
