@@ -12,13 +12,15 @@ queries are centred at the mean key first, which changes nothing but the roundin
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from .attention import over_trailing
 from .validation import require_broadcast, require_positive
 
-WEIGHTS_AT_ONCE = 2**19  # four megabytes: they stay in the cache
+WEIGHTS_AT_ONCE = 2**20
 LEAST_MASS = 1e-2  # of one key three bandwidths away
 NODES = {1: 2048, 2: 512}
 
@@ -99,10 +101,20 @@ def nadaraya_watson(
     """
     require_sample(query, key, value)
     query, key = augmented(query, key, bandwidth, prior_log_weights)
-    heads = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]).numel()
-    rows = max(1, chunk_size // (heads * key.shape[-2]))
-    chunks = query.split(rows, dim=-2)
-    return torch.cat([torch.softmax(q @ key.mT, dim=-1) @ value for q in chunks], dim=-2)
+    batch, n = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), key.shape[-2]
+    chunks = query.split(max(1, chunk_size // (batch.numel() * n)), dim=-2)
+    if torch.is_grad_enabled() and any(part.requires_grad for part in (query, key, value)):
+        means = [torch.softmax(chunk @ key.mT, dim=-1) @ value for chunk in chunks]
+        return torch.cat(means, dim=-2)
+    scratch = query.new_empty(2, batch.numel() * chunks[0].shape[-2] * n)  # for all chunks
+
+    def mean(chunk):
+        shape = (*batch, chunk.shape[-2], n)
+        scores, pattern = (part[: math.prod(shape)].view(shape) for part in scratch)
+        torch.matmul(chunk, key.mT, out=scores)
+        return torch.softmax(scores, dim=-1, out=pattern) @ value
+
+    return torch.cat([mean(chunk) for chunk in chunks], dim=-2)
 
 
 def fused_nadaraya_watson(query, key, value, bandwidth, *, prior_log_weights=None) -> torch.Tensor:
