@@ -85,7 +85,7 @@ def signal_mask(rank: torch.Tensor, d_model: int) -> torch.Tensor:
     [[1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5]]
     """
     inside = torch.arange(d_model, device=rank.device) < rank[:, None]
-    return inside.to(torch.float64) / rank[:, None] ** 0.5
+    return inside / rank[:, None].to(torch.float64).sqrt()
 
 
 def sampled_loss(projections, readout, tasks: Tasks, mask) -> torch.Tensor:
