@@ -12,6 +12,7 @@ start and sees the same tasks in every run.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -129,31 +130,36 @@ def train_in_context(
     """
     require_runs(runs, num_heads, d_head, d_model)
     loss_of, count = (sampled_loss, 8) if sampled else (exact_loss, 2)
-    start = torch.from_numpy(rng.standard_normal((seeds, num_heads, d_model, d_head)))
-    start = start.to(device) * (4 / d_model) ** 0.5
-    projections = start.repeat(len(runs), 1, 1, 1, 1).requires_grad_()
-    shift = torch.zeros_like(projections[..., 0, 0]).requires_grad_()
+    start = torch.from_numpy(rng.standard_normal((seeds, num_heads, d_model, d_head))).to(device)
+    projections = (start * (4 / d_model) ** 0.5).repeat(len(runs), 1, 1, 1, 1).requires_grad_()
+    shift = torch.zeros_like(projections[..., 0, 0]).requires_grad_()  # of learned readouts
     rank, force, learned = (torch.tensor(entry, device=device) for entry in zip(*runs, strict=True))
     mask, forced = signal_mask(rank, d_model), force.nonzero().squeeze(-1)
     fixed = draw_tasks(seeds, 16, d_model, rng, device)
     optimizer = torch.optim.Adam([projections, shift], lr=LEARNING_RATE)
+
+    def layer():
+        return projections, 1 / num_heads + shift * learned[:, None, None]
+
+    @torch.no_grad()
+    def record():
+        return torch.stack([subspace_diversity(projections), exact_loss(*layer(), fixed, mask)])
+
+    def step():
+        tasks = draw_tasks(seeds, count, d_model, rng, device)
+        reward = force[forced, None] * subspace_diversity(projections[forced])
+        optimizer.zero_grad()
+        (loss_of(*layer(), tasks, mask).sum() - reward.sum()).backward()
+        optimizer.step()
+
     moments = np.unique(np.linspace(0, steps, 21).round().astype(int)).tolist()
-    records = []
-    for step in range(steps + 1):
-        readout = 1 / num_heads + shift * learned[:, None, None]
-        if step in moments:
-            with torch.no_grad():
-                loss = exact_loss(projections, readout, fixed, mask)
-                records.append(torch.stack([subspace_diversity(projections), loss]))
-        if step < steps:
-            tasks = draw_tasks(seeds, count, d_model, rng, device)
-            reward = force[forced, None] * subspace_diversity(projections[forced])
-            objective = loss_of(projections, readout, tasks, mask).sum() - reward.sum()
-            optimizer.zero_grad()
-            objective.backward()
-            optimizer.step()
+    records = [record()]
+    for first, last in pairwise(moments):
+        for _ in range(last - first):
+            step()
+        records.append(record())
     diversity, loss = torch.stack(records, dim=1)
-    return Training(moments, diversity, loss, projections.detach(), readout.detach())
+    return Training(moments, diversity, loss, *(part.detach() for part in layer()))
 
 
 def require_runs(runs, num_heads: int, d_head: int, d_model: int) -> None:
@@ -169,9 +175,16 @@ def require_runs(runs, num_heads: int, d_head: int, d_model: int) -> None:
 
 
 def subspace_diversity(projections) -> torch.Tensor:
+    """HDI_sub of each stack of heads (..., H, d, d_k), differentiable: (...).
+
+    `H/(H - 1) (1 - |P|_F^2/d_k)`, P the mean of the projectors on the column spaces.
+
+    >>> subspace_diversity(torch.eye(4).reshape(2, 2, 4).mT)  # two orthogonal planes
+    tensor(1.)
+    """
     bases = torch.linalg.qr(projections).Q
     num_heads, d_head = bases.shape[-3], bases.shape[-1]
-    stacked = bases.movedim(-3, -2).flatten(-2)
+    stacked = bases.movedim(-3, -2).flatten(-2)  # |P|_F^2 from the Gram matrix of all bases
     overlap = (stacked.mT @ stacked).square().sum((-1, -2)) / num_heads**2
     return num_heads / (num_heads - 1) * (1 - overlap / d_head)
 
