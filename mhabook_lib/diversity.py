@@ -137,7 +137,8 @@ def hdi_upper_bound(num_heads: int, d_model: int, d_head: int) -> float:
     """
     if num_heads < 2:
         raise ValueError(f"num_heads={num_heads}: expected an integer >= 2")
-    return min(1.0, num_heads / (num_heads - 1) * hdi_random_baseline(d_model, d_head))
+    baseline = hdi_random_baseline(d_model, d_head)
+    return 1.0 if num_heads * d_head <= d_model else num_heads / (num_heads - 1) * baseline
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def head_diversity(projections: torch.Tensor) -> HeadDiversity:
     bases = head_subspaces(projections.detach().double())
     num_heads, d_model, d_head = bases.shape
     return HeadDiversity(
-        *(float(head_diversity_index(bases, kind)) for kind in KINDS),
+        *(float(head_diversity_index(bases, kind).clamp(0, 1)) for kind in KINDS),
         hdi_random_baseline(d_model, d_head),
         hdi_upper_bound(num_heads, d_model, d_head),
     )

@@ -8,12 +8,15 @@ Errors are `E (mhat(x) - m(x))^2`; closed forms are exact to the order 1/n. `s2 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from .diversity import require_heads, require_orthonormal
 from .head_covariance import ErrorParts, bias_variance_covariance
 from .kernel_overlap import head_overlap, overlap_bracket, pair_cosines
+from .nadaraya_watson import WEIGHTS_AT_ONCE, average_weights
 from .validation import require_count, require_positive
 
 
@@ -180,6 +183,44 @@ def conditional_mse(weights, m_train, m_query, sigma2) -> torch.Tensor:
         )
     mean = (weights @ m_train.unsqueeze(-1)).squeeze(-1)
     return (mean - m_query).square() + sigma2 * weights.square().sum(-1)
+
+
+class EnsembleDraws(NamedTuple):
+    """What the average of the heads made of simulated tokens, each (designs, n_q, ...).
+
+    `mean`: the average of the values under the ensemble's row; `weight_sq`: `|wbar|^2`.
+    """
+
+    mean: torch.Tensor
+    weight_sq: torch.Tensor
+
+
+def draw_ensemble(
+    bases, x, bandwidth, n, designs, rng: np.random.Generator, values
+) -> EnsembleDraws:
+    """Simulate the average of the heads at the queries on fresh tokens N(0, I), without noise.
+
+    bases (H, d, k), x (n_q, d), `values` a function of tokens (..., n, d) -> (..., n, c); the means
+    are (designs, n_q, c). Label noise of variance s adds `s weight_sq` to the variance, exactly,
+    so it is never drawn. Source: ensemble.T4.
+
+    >>> rng, line = np.random.default_rng(0), torch.ones(2, 1, 1, dtype=torch.float64)
+    >>> draws = draw_ensemble(line, line[0], 0.5, 10, 7, rng, lambda tokens: tokens)
+    >>> draws.mean.shape, draws.weight_sq.shape
+    (torch.Size([7, 1, 1]), torch.Size([7, 1]))
+    """
+    require_heads("bases", bases, least=1)
+    require_count("n", n)
+    require_count("designs", designs)
+    at_once = max(1, WEIGHTS_AT_ONCE // (len(bases) * len(x) * n))
+    collected = []
+    for first in range(0, designs, at_once):
+        count = min(at_once, designs - first)
+        tokens = torch.from_numpy(rng.standard_normal((count, n, x.shape[-1]))).to(x.device)
+        keys = tokens.unsqueeze(1) @ bases
+        row = average_weights((x @ bases).expand(count, -1, -1, -1), keys, bandwidth)
+        collected.append((row @ values(tokens), row.square().sum(-1)))
+    return EnsembleDraws(*(torch.cat(part) for part in zip(*collected, strict=True)))
 
 
 def isotropic_ensemble_mse(bases, bandwidth, tau, sigma2, b2, n) -> ErrorParts:

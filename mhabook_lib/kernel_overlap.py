@@ -31,9 +31,9 @@ def require_query_scale(bandwidth, tau) -> None:
     """Raise unless `tau^2 < s2 (s2 + 1)/2`, without which the overlap has no mean."""
     require_positive("bandwidth", bandwidth)
     require_positive("tau", tau)
-    s2 = 1 + torch.as_tensor(bandwidth) ** 2
+    s2 = 1 + torch.as_tensor(bandwidth, dtype=torch.float64) ** 2
     limit = s2 * (s2 + 1) / 2
-    if bool((torch.as_tensor(tau) ** 2 >= limit).any()):
+    if bool((torch.as_tensor(tau, dtype=torch.float64) ** 2 >= limit).any()):
         raise ValueError(f"tau={tau}: expected tau^2 < s2 (s2 + 1)/2 = {float(limit.min()):.4g}")
 
 
