@@ -29,6 +29,7 @@ def require_heads(name: str, value: torch.Tensor, least: int = 2) -> None:
 
 def require_orthonormal(name: str, bases: torch.Tensor) -> None:
     """Raise unless the columns of every matrix (..., d, k) are orthonormal."""
+    bases = bases.detach()
     identity = torch.eye(bases.shape[-1], dtype=bases.dtype, device=bases.device)
     off = float((bases.mT @ bases - identity).abs().max())
     if off > torch.finfo(bases.dtype).eps ** 0.5:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from .diversity import head_diversity_index
 from .nadaraya_watson import fused_nadaraya_watson, nadaraya_watson_weights
 from .numerics.linalg import random_orthonormal
 
@@ -141,15 +142,19 @@ def train_in_context(
     def layer():
         return projections, 1 / num_heads + shift * learned[:, None, None]
 
+    def diversity_of(projections):
+        return head_diversity_index(torch.linalg.qr(projections).Q)
+
     @torch.no_grad()
     def record():
-        return torch.stack([subspace_diversity(projections), exact_loss(*layer(), fixed, mask)])
+        return torch.stack([diversity_of(projections), exact_loss(*layer(), fixed, mask)])
 
     def step():
-        tasks = draw_tasks(seeds, count, d_model, rng, device)
-        reward = force[forced, None] * subspace_diversity(projections[forced])
+        loss = loss_of(*layer(), draw_tasks(seeds, count, d_model, rng, device), mask).sum()
+        if len(forced):
+            loss = loss - (force[forced, None] * diversity_of(projections[forced])).sum()
         optimizer.zero_grad()
-        (loss_of(*layer(), tasks, mask).sum() - reward.sum()).backward()
+        loss.backward()
         optimizer.step()
 
     moments = np.unique(np.linspace(0, steps, 21).round().astype(int)).tolist()
@@ -174,21 +179,6 @@ def require_runs(runs, num_heads: int, d_head: int, d_model: int) -> None:
         )
 
 
-def subspace_diversity(projections) -> torch.Tensor:
-    """HDI_sub of each stack of heads (..., H, d, d_k), differentiable: (...).
-
-    `H/(H - 1) (1 - |P|_F^2/d_k)`, P the mean of the projectors on the column spaces.
-
-    >>> subspace_diversity(torch.eye(4).reshape(2, 2, 4).mT)  # two orthogonal planes
-    tensor(1.)
-    """
-    bases = torch.linalg.qr(projections).Q
-    num_heads, d_head = bases.shape[-3], bases.shape[-1]
-    stacked = bases.movedim(-3, -2).flatten(-2)  # |P|_F^2 from the Gram matrix of all bases
-    overlap = (stacked.mT @ stacked).square().sum((-1, -2)) / num_heads**2
-    return num_heads / (num_heads - 1) * (1 - overlap / d_head)
-
-
 def largest_diversity(num_heads: int, d_head: int, dimension: int, rng, sweeps: int = 100) -> float:
     """Largest subspace diversity of H planes of d_head dimensions in R^dimension, found by search.
 
@@ -208,7 +198,7 @@ def largest_diversity(num_heads: int, d_head: int, dimension: int, rng, sweeps: 
             projectors = bases @ bases.mT
             others = projectors.sum(1) - projectors[:, head]
             bases[:, head] = torch.linalg.eigh(others).eigenvectors[..., :d_head]
-    return subspace_diversity(bases).max().item()
+    return head_diversity_index(bases).max().item()
 
 
 def predicted_diversity(num_heads: int, d_head: int, rank: int, rng) -> float:

@@ -15,7 +15,6 @@ from mhabook_lib.diversity import (
     head_subspaces,
     output_diversity_index,
 )
-from mhabook_lib.in_context import subspace_diversity
 from mhabook_lib.numerics.linalg import principal_angles, random_orthonormal
 
 
@@ -39,7 +38,6 @@ def test_subspace_index_is_the_mean_of_squared_sines(shape):
     heads = weights(shape)
     index = head_diversity_index(head_subspaces(heads))
     torch.testing.assert_close(index, by_angles(heads), rtol=0, atol=1e-13)
-    torch.testing.assert_close(index, subspace_diversity(heads), rtol=0, atol=1e-13)
 
 
 def test_indices_are_functions_of_the_average_projector():
