@@ -16,6 +16,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+BENCH_READY := $(VENV)/.bench-installed
 MHABOOK := $(BIN)/mhabook
 
 .PHONY: help setup book pages test lint bench clean distclean
@@ -42,6 +43,11 @@ $(READY): pyproject.toml $(wildcard constraints.txt)
 	$(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[book,test]'
 	@touch $@
 
+$(BENCH_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+	$(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[bench]'
+	@touch $@
+
 pages: $(READY)
 	@$(MHABOOK) run --jobs $(JOBS)
 	@$(MHABOOK) check --jobs $(JOBS)
@@ -55,7 +61,7 @@ lint: $(READY)
 test: $(READY) lint pages
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-bench: $(READY)
+bench: $(BENCH_READY)
 	@$(BIN)/python -m benchmarks
 
 clean:
