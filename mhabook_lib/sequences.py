@@ -58,7 +58,7 @@ class Text:
     def __init__(self, path: str | Path):
         path = Path(path)
         if not path.is_file():
-            raise ValueError(f"path={str(path)!r}: expected a text file, found none")
+            raise ValueError(f"path={str(path)!r}: expected a text file, none in {Path.cwd()}")
         text = path.read_text(encoding="utf-8")
         self.name = f"text {path.name} of {len(text)} characters"
         self.alphabet = "".join(sorted(set(text)))

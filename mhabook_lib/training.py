@@ -85,13 +85,16 @@ class TrainingConfig:
 
 
 class TrainingStep(NamedTuple):
-    """What a hook sees: step number, parameters before and after, raw gradients, rates (S,)."""
+    """What a hook sees: the step number, parameters before, the optimisers' steps, raw gradients.
+
+    `after` are the new parameters, those that `edit_parameters` replaced included.
+    """
 
     index: int
     before: Parameters
+    change: Parameters
     after: Parameters
     gradients: Parameters
-    rates: torch.Tensor
 
 
 @dataclass
@@ -179,9 +182,15 @@ def _one_step(config, source, run, averages) -> tuple[torch.Tensor, TrainingStep
         zip(leaves, torch.autograd.grad(loss.sum(), list(leaves.values())), strict=True)
     )
     rates = torch.tensor([o.learning_rate for o in config.optimisers]).to(loss) * config.rate(t)
-    step = averages.step(before, _clipped(gradients, config.clip), rates)
-    after = _edited(config, before, step, averages, t + 1)
-    return loss.detach().cpu(), TrainingStep(t, before, after, gradients, rates)
+    change = averages.step(before, _clipped(gradients, config.clip), rates)
+    for i, optimiser in enumerate(config.optimisers):
+        if optimiser.edit_step is not None:
+            own = (_model(before, i), _model(change, i))
+            for name, value in optimiser.edit_step(*own).items():
+                change[name][i] = value
+    after = {name: value + change[name] for name, value in before.items()}
+    _edit_parameters(config, after, averages, t + 1)
+    return loss.detach().cpu(), TrainingStep(t, before, change, after, gradients)
 
 
 def _clipped(gradients: Parameters, clip: float) -> Parameters:
@@ -191,22 +200,19 @@ def _clipped(gradients: Parameters, clip: float) -> Parameters:
     return {name: g * _over(factor, g) for name, g in gradients.items()}
 
 
-def _edited(config, before, step, averages, count) -> Parameters:
-    """Parameters after the step, with the edits that single optimisers ask for."""
-    after = {name: before[name] + change for name, change in step.items()}
+def _edit_parameters(config, after, averages, count) -> None:
+    """What single optimisers ask for after so many steps, in place."""
     for i, optimiser in enumerate(config.optimisers):
-        old = {name: value[i] for name, value in before.items()}
-        if optimiser.edit_step is not None:
-            change = optimiser.edit_step(old, {name: value[i] for name, value in step.items()})
-            for name in after:
-                after[name][i] = old[name] + change[name]
         if optimiser.edit_every and count % optimiser.edit_every == 0:
-            now = {name: value[i] for name, value in after.items()}
+            now = _model(after, i)
             for name, value in optimiser.edit_parameters(now).items():
                 if value is not now[name]:
                     after[name][i] = value
                     averages.forget(name, i)
-    return after
+
+
+def _model(stack: Parameters, i: int) -> Parameters:
+    return {name: value[i] for name, value in stack.items()}
 
 
 class _Averages:
