@@ -181,7 +181,7 @@ def _one_step(config, source, run, averages) -> tuple[torch.Tensor, TrainingStep
     gradients = dict(
         zip(leaves, torch.autograd.grad(loss.sum(), list(leaves.values())), strict=True)
     )
-    rates = torch.tensor([o.learning_rate for o in config.optimisers]).to(loss) * config.rate(t)
+    rates = loss.new_tensor([o.learning_rate for o in config.optimisers]) * config.rate(t)
     change = averages.step(before, _clipped(gradients, config.clip), rates)
     for i, optimiser in enumerate(config.optimisers):
         if optimiser.edit_step is not None:
@@ -223,13 +223,13 @@ class _Averages:
         self.first = {name: torch.zeros_like(value) for name, value in parameters.items()}
         self.second = {name: torch.zeros_like(value) for name, value in parameters.items()}
         models, like = len(optimisers), parameters["embedding"]
-        self.age = {name: torch.zeros(models).to(like) for name in parameters}
+        self.age = {name: like.new_zeros(models) for name in parameters}
         adam = [o.kind == "adamw" for o in optimisers]
         keep = [o.betas[0] if a else o.momentum for o, a in zip(optimisers, adam, strict=True)]
         self.adam = torch.tensor(adam, device=like.device)
-        self.keep_first = torch.tensor(keep).to(like)
-        self.keep_second = torch.tensor([o.betas[1] for o in optimisers]).to(like)
-        self.decay = torch.tensor([o.weight_decay for o in optimisers]).to(like)
+        self.keep_first = like.new_tensor(keep)
+        self.keep_second = like.new_tensor([o.betas[1] for o in optimisers])
+        self.decay = like.new_tensor([o.weight_decay for o in optimisers])
 
     def step(self, parameters: Parameters, gradients: Parameters, rates) -> Parameters:
         """The change of all parameters; updates the averages."""
