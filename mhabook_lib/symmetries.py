@@ -90,8 +90,8 @@ def vertical_projection(
     1.0
     """
     w_q, w_k, dw_q, dw_k = _float64(w_q, w_k, dw_q, dw_k)
-    values_q, basis_q = torch.linalg.eigh(w_q @ w_q.mT)
-    values_k, basis_k = torch.linalg.eigh(w_k @ w_k.mT)
+    grams = torch.stack([w_q @ w_q.mT, w_k @ w_k.mT])
+    (values_q, values_k), (basis_q, basis_k) = torch.linalg.eigh(grams)
     sums = values_k.unsqueeze(-1) + values_q.unsqueeze(-2)
     _require_regular(sums)
     right_side = dw_q @ w_q.mT - w_k @ dw_k.mT

@@ -28,3 +28,13 @@ def test_jacobians_agree(monkeypatch):
     assert exact["ours_error"] < 1e-14 and exact["other_error"] < 1e-14
     differences = identification.closed_form_jacobian("central differences")
     assert 1e-13 < differences["other_error"] < 1e-7
+
+
+def test_projections_and_balanced_factors_agree(monkeypatch):
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    for task in (
+        lambda: identification.sylvester_projection(3, 5),
+        lambda: identification.balancing(2, 3, 8),
+    ):
+        row = task()
+        assert row["ours_error"] < 1e-13 and row["other_error"] < 1e-13

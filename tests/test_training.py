@@ -80,8 +80,9 @@ def test_steps_are_those_of_torch(index):
     np.testing.assert_allclose(run.losses[:, index], losses, rtol=1e-11)
     assert run.losses[0, index] > run.losses[-3:, index].mean()
     for name, value in leaves.items():
+        noise = 1e-10 if name == "b_k" else 1e-12  # its gradient is a rounding error
         torch.testing.assert_close(
-            run.parameters[name][index], value[0].detach(), rtol=1e-9, atol=1e-12
+            run.parameters[name][index], value[0].detach(), rtol=1e-9, atol=noise
         )
 
 
