@@ -136,5 +136,6 @@ def rows() -> list[dict]:
         closed_form_jacobian("reverse-mode autodiff (jacrev)"),
         closed_form_jacobian("central differences"),
         sylvester_projection(),
+        sylvester_projection(24, 144, heads=4),
         balancing(),
     ]
