@@ -307,18 +307,22 @@ def kernel_dimensions(d_model: int, d_head: int, rank_q: int, rank_k: int) -> Ke
 def canonical_form(w_q: torch.Tensor, w_k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The factors `W_Q' = S^(1/2) V^T`, `W_K' = S^(1/2) U^T` of `W_K^T W_Q = U S V^T`.
 
-    w_q, w_k (..., D, E) with D <= E. Computed from two thin QR factorisations and the singular
-    values of a D x D matrix, without any E x E matrix. The same point for all factors of one
-    product, up to signs and order, when its singular values are distinct. Raises ValueError for
-    D > E, for different shapes and for values that are not finite. Source: identification.T2, P6.
+    w_q (..., D, E), w_k (..., D, E') with D <= E, E'. Computed from two thin QR factorisations and
+    the singular values of a D x D matrix, without any E x E matrix. The same point for all factors
+    of one product, up to signs and order, when its singular values are distinct. Raises ValueError
+    for D > E, for different D and for values that are not finite. Source: identification.T2, P6.
 
     >>> w_q, w_k = canonical_form(torch.tensor([[4.0, 0.0]]), torch.tensor([[0.0, 1.0]]))
     >>> w_q.abs(), w_k.abs()
     (tensor([[2., 0.]]), tensor([[0., 2.]]))
     """
-    _require_factors(w_q, w_k)
-    if w_q.shape[-2] > w_q.shape[-1]:
-        raise ValueError(f"w_q of shape {tuple(w_q.shape)}: expected (..., D, E) with D <= E")
+    require_finite("w_q", w_q)
+    require_finite("w_k", w_k)
+    if w_q.shape[-2] != w_k.shape[-2] or w_q.shape[-2] > min(w_q.shape[-1], w_k.shape[-1]):
+        raise ValueError(
+            f"w_q of shape {tuple(w_q.shape)}, w_k of shape {tuple(w_k.shape)}: "
+            "expected (..., D, E) with D <= E"
+        )
     basis_q, r_q = torch.linalg.qr(w_q.mT)
     basis_k, r_k = torch.linalg.qr(w_k.mT)
     left, sigma, right = torch.linalg.svd(r_k @ r_q.mT)

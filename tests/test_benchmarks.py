@@ -58,3 +58,13 @@ def test_integrated_labels_save_replicates(monkeypatch):
     row = ensemble.integrated_labels()
     assert row["ratio"] == row["other_s"] > 1000
     assert row["other_error"] / row["ours_error"] > 30  # relative standard errors
+
+
+def test_projections_and_balanced_factors_agree(monkeypatch):
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    for task in (
+        lambda: identification.sylvester_projection(3, 5),
+        lambda: identification.balancing(2, 3, 8),
+    ):
+        row = task()
+        assert row["ours_error"] < 1e-13 and row["other_error"] < 1e-13
