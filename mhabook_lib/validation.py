@@ -35,6 +35,12 @@ def require_positive(name: str, value) -> None:
         raise ValueError(f"{name}={float(tensor.min())!r}: expected a value > 0")
 
 
+def require_count(name: str, value) -> None:
+    """Raise unless `value` is an integer >= 1."""
+    if not float(value).is_integer() or value < 1:
+        raise ValueError(f"{name}={value!r}: expected an integer >= 1")
+
+
 def require_broadcast(name: str, batch, other_name: str, other_batch) -> None:
     """Raise unless two leading (batch) shapes broadcast; the message shows both."""
     try:

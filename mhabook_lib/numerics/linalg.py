@@ -43,3 +43,45 @@ def connected_components(adjacency: torch.Tensor) -> torch.Tensor:
     is_first = first == np.arange(n)
     local = np.take_along_axis(is_first.cumsum(-1) - 1, first, axis=-1)
     return torch.from_numpy(local).reshape(*batch, n).to(adjacency.device)
+
+
+def psd_root(gram: torch.Tensor) -> torch.Tensor:
+    """A factor R (..., n, n) with `R R^T = gram` for positive semidefinite matrices.
+
+    Cholesky where all matrices are definite; else from eigenvalues, negative rounding set to zero.
+    Raises ValueError for an eigenvalue below -1e-10 of the largest.
+
+    >>> psd_root(torch.tensor([[4.0, 0.0], [0.0, 0.0]]))
+    tensor([[0., 2.],
+            [0., 0.]])
+    """
+    factor, info = torch.linalg.cholesky_ex(gram)
+    if not bool(info.any()):
+        return factor
+    eigenvalues, vectors = torch.linalg.eigh(gram)
+    low, high = float(eigenvalues.min()), float(eigenvalues.max())
+    if low < -1e-10 * abs(high):
+        raise ValueError(f"gram with eigenvalue {low:.3g}: expected a positive semidefinite matrix")
+    return vectors * eigenvalues.clamp_min(0).sqrt().unsqueeze(-2)
+
+
+def wishart_factor(
+    n: int, degrees: int, rng: np.random.Generator, batch: tuple[int, ...] = ()
+) -> torch.Tensor:
+    """A factor F with `F F^T = Z Z^T` in law, Z an (n, degrees) array of standard normals, float64.
+
+    (..., n, n) lower triangular when degrees >= n (Bartlett: independent chi variables with
+    degrees, degrees - 1, ... degrees of freedom on the diagonal, normals below), whatever the
+    number of degrees; else Z itself. Raises ValueError unless n >= 1 and degrees >= 1.
+
+    >>> wishart_factor(3, 10**6, np.random.default_rng(0)).diagonal().round(decimals=-1)
+    tensor([1000., 1000., 1000.], dtype=torch.float64)
+    """
+    if n < 1 or degrees < 1:
+        raise ValueError(f"n={n}, degrees={degrees}: expected integers >= 1")
+    if degrees < n:
+        return torch.from_numpy(rng.standard_normal((*batch, n, degrees)))
+    factor = np.tril(rng.standard_normal((*batch, n, n)), -1)
+    diagonal = np.arange(n)
+    factor[..., diagonal, diagonal] = np.sqrt(rng.chisquare(degrees - diagonal, (*batch, n)))
+    return torch.from_numpy(factor)
