@@ -90,7 +90,7 @@ def project_tokens(
     )
 
 
-def _checked(q: torch.Tensor, k: torch.Tensor, beta) -> None:
+def _check_queries(q: torch.Tensor, k: torch.Tensor) -> None:
     if q.ndim < 3 or q.shape != k.shape:
         raise ValueError(
             f"q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}: "
@@ -98,7 +98,19 @@ def _checked(q: torch.Tensor, k: torch.Tensor, beta) -> None:
         )
     require_finite("q", q)
     require_finite("k", k)
-    require_positive("beta", beta)
+
+
+def _check_values(q: torch.Tensor, v: torch.Tensor) -> None:
+    if v.shape[:-1] != q.shape[:-1]:
+        raise ValueError(
+            f"v of shape {tuple(v.shape)}: expected {tuple(q.shape[:-1])} and d_v, as q has"
+        )
+    require_finite("v", v)
+
+
+def _check_variances(linear: float, noise: float) -> None:
+    if not 0 <= min(linear, noise) <= max(linear, noise) < float("inf"):
+        raise ValueError(f"linear={linear}, noise={noise}: expected two finite variances >= 0")
 
 
 def scaled_scores(q: torch.Tensor, k: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -112,7 +124,8 @@ def softmax_heads(q, k, beta: float, centered: bool = True) -> Iterator[torch.Te
 
     Raises ValueError for shapes that differ, values that are not finite, beta <= 0.
     """
-    _checked(q, k, beta)
+    _check_queries(q, k)
+    require_positive("beta", beta)
     n = q.shape[-2]
     for scores in scaled_scores(q, k):
         pattern = torch.softmax(beta * scores, dim=-1)
@@ -125,9 +138,8 @@ def gaussian_heads(q, k, linear: float, noise: float, rng) -> Iterator[torch.Ten
     The model of attention has `linear = theta_2`, `noise = theta_1 - theta_2`.
     Raises ValueError as `softmax_heads`, and for a negative variance.
     """
-    _checked(q, k, 1.0)
-    if min(linear, noise) < 0:
-        raise ValueError(f"linear={linear}, noise={noise}: expected two variances >= 0")
+    _check_queries(q, k)
+    _check_variances(linear, noise)
     n = q.shape[-2]
     for scores in scaled_scores(q, k):
         head = (linear / n) ** 0.5 * scores
@@ -136,23 +148,43 @@ def gaussian_heads(q, k, linear: float, noise: float, rng) -> Iterator[torch.Ten
         yield head
 
 
-def concatenated_gram(heads: Iterable[torch.Tensor], v: torch.Tensor | None = None):
-    """Gram matrix (..., n, n) of heads side by side.
+def gaussian_outputs(q, k, v, linear: float, noise: float, rng) -> torch.Tensor:
+    """Outputs `[Y_1 V_1, ..., Y_H V_H] / sqrt(n)` (..., n, H d_v) of Gaussian heads, exact in law.
 
-    `(1/H) sum_r Y_r Y_r^T` without values; `(1/n) sum_r Y_r V_r V_r^T Y_r^T` with values
-    v (..., H, n, d_v). Raises ValueError if v has another number of heads.
+    No n x n matrix is formed: `S_r V_r = Q_r (K_r^T V_r) / sqrt(d_k)`, and given the values
+    `W_r V_r` has independent rows with covariance `V_r^T V_r = R_r R_r^T`, so it is `Z_r R_r^T`
+    with Z_r (n, d_v) normal. Raises ValueError as `gaussian_heads`, and if v does not fit.
     """
+    _check_queries(q, k)
+    _check_values(q, v)
+    _check_variances(linear, noise)
+    n, d_v = v.shape[-2:]
+    outputs = linear**0.5 * (q @ (k.mT @ v)) / q.shape[-1] ** 0.5
+    if noise > 0:
+        root = psd_root(v.mT @ v).mT if d_v <= n else v
+        outputs = outputs + noise**0.5 * normals((*v.shape[:-2], n, min(n, d_v)), rng, q) @ root
+    return _side_by_side(outputs / n)
+
+
+def concatenated_outputs(heads: Iterable[torch.Tensor], v: torch.Tensor) -> torch.Tensor:
+    """Outputs `[Y_1 V_1, ..., Y_H V_H] / sqrt(n)` (..., n, H d_v) of heads, v (..., H, n, d_v).
+
+    For softmax heads this is `[A_1 V_1, ...]`, centred or not as the heads are.
+    """
+    outputs = [head @ v[..., r, :, :] for r, head in enumerate(heads)]
+    return torch.cat(outputs, dim=-1) / v.shape[-2] ** 0.5
+
+
+def _side_by_side(outputs: torch.Tensor) -> torch.Tensor:
+    return outputs.transpose(-3, -2).flatten(-2)
+
+
+def concatenated_gram(heads: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Gram matrix `(1/H) sum_r Y_r Y_r^T` (..., n, n) of heads side by side."""
     gram, count = 0, 0
     for head in heads:
-        if v is not None:
-            if count == v.shape[-3]:
-                raise ValueError(f"v of shape {tuple(v.shape)}: fewer heads than q and k")
-            n = head.shape[-1]
-            head = head @ v[..., count, :, :] / n**0.5
         gram, count = gram + head @ head.mT, count + 1
-    if v is not None and count != v.shape[-3]:
-        raise ValueError(f"v of shape {tuple(v.shape)}: expected {count} heads, as in q and k")
-    return gram / count if v is None else gram
+    return gram / count
 
 
 def averaged_gram(heads: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -171,14 +203,19 @@ def centered_attention_gram(q, k, v=None, *, beta: float) -> torch.Tensor:
 
     `(n/H) sum_r Ap_r Ap_r^T`, `Ap_r = A_r - 11^T/n`, and with values `sum_r Ap_r V_r V_r^T Ap_r^T`.
     Means of the limiting laws: `theta_1`, and `(H d_v / n) theta_1` for independent values.
-    Raises ValueError as `softmax_heads` and `concatenated_gram`.
+    Raises ValueError as `softmax_heads`, and for values of another shape.
     Source: gaussian_equivalence.T3, T4.
 
     >>> q, k, v = sample_qkv(64, 2, 64, 64, np.random.default_rng(0))
     >>> centered_attention_gram(q, k, beta=1.0).shape
     torch.Size([64, 64])
     """
-    return concatenated_gram(softmax_heads(q, k, beta), v)
+    heads = softmax_heads(q, k, beta)
+    if v is None:
+        return concatenated_gram(heads)
+    _check_values(q, v)
+    outputs = concatenated_outputs(heads, v)
+    return outputs @ outputs.mT
 
 
 def gaussian_equivalent_gram(q, k, v=None, *, beta: float, rng) -> torch.Tensor:
@@ -187,7 +224,10 @@ def gaussian_equivalent_gram(q, k, v=None, *, beta: float, rng) -> torch.Tensor:
     Source: gaussian_equivalence.T1.
     """
     theta = exp_feature_coefficients(beta)
-    return concatenated_gram(gaussian_heads(q, k, theta.theta2, theta.noise, rng), v)
+    if v is None:
+        return concatenated_gram(gaussian_heads(q, k, theta.theta2, theta.noise, rng))
+    outputs = gaussian_outputs(q, k, v, theta.theta2, theta.noise, rng)
+    return outputs @ outputs.mT
 
 
 def output_gram(gram: torch.Tensor, d_out: int, width: int, rng) -> torch.Tensor:
