@@ -46,14 +46,14 @@ def causal_softmax_heads(q, k, beta: float) -> Iterator[torch.Tensor]:
     """
     n = q.shape[-2]
     visible = torch.ones(n, n, dtype=torch.bool, device=q.device).tril()
-    uniform = visible / visible.sum(-1, keepdim=True)
+    uniform = visible.to(q) / visible.sum(-1, keepdim=True)
     for scores in scaled_scores(q, k):
         pattern = torch.softmax((beta * scores).masked_fill(~visible, -torch.inf), dim=-1)
         yield n**0.5 * (pattern - uniform)
 
 
 def causal_gaussian_heads(q, k, beta: float, rng: np.random.Generator) -> Iterator[torch.Tensor]:
-    """The masked Gaussian model `sqrt(n) T o (sqrt(theta_2) S_r + sqrt(theta_1 - theta_2) W_r) / i`.
+    """Masked Gaussian heads `sqrt(n) T o (sqrt(theta_2) S_r + sqrt(theta_1 - theta_2) W_r) / i`.
 
     Source: gaussian_equivalence.X10.
     """

@@ -29,7 +29,7 @@ def ks_distance(samples: torch.Tensor, cdf: Callable) -> torch.Tensor:
     at = torch.arange(1, n + 1).to(points) / n
     gaps = torch.maximum((law - at).abs(), (law - at + 1 / n).abs())
     gaps = torch.where(points == 0, 0.0, gaps)
-    zeros = (points == 0).sum(-1) / n
+    zeros = (points == 0).sum(-1).to(points) / n
     atom = torch.as_tensor(cdf(np.zeros(1))).to(points)[0]
     return torch.maximum(gaps.amax(-1), (atom - zeros).abs())
 
@@ -43,10 +43,10 @@ def two_sample_ks(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     first, second = first.sort(dim=-1).values, second.sort(dim=-1).values
     points = torch.cat([first, second], dim=-1)
     shares = [
-        torch.searchsorted(sample, points, right=True) / sample.shape[-1]
+        torch.searchsorted(sample, points, right=True).to(points) / sample.shape[-1]
         for sample in (first.contiguous(), second.contiguous())
     ]
-    return (shares[0] - shares[1]).abs().amax(-1).to(first)
+    return (shares[0] - shares[1]).abs().amax(-1)
 
 
 def relative_w1(first: torch.Tensor, second: torch.Tensor, mean: float) -> torch.Tensor:
