@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
+
+import numpy as np
+from scipy.special import hyp1f1
 
 from .validation import require_positive
 
@@ -20,10 +22,11 @@ class ExpFeature(NamedTuple):
     fraction: float
 
 
-def exp_feature_coefficients(beta: float) -> ExpFeature:
+def exp_feature_coefficients(beta) -> ExpFeature:
     """`theta1 = e^{beta^2} - 1`, `theta2 = beta^2`, their difference and their ratio in (0, 1).
 
-    The difference is summed as `beta^4/2 + beta^6/6 + ...` for small beta, where it would cancel.
+    Numbers for a number beta, NumPy arrays for an array. The difference is a confluent
+    hypergeometric function, `theta2^2/2 1F1(1; 3; theta2)`, which does not cancel at small beta.
     Raises ValueError unless beta > 0 and e^{beta^2} is finite.
     Source: gaussian_equivalence section 2.
 
@@ -31,12 +34,10 @@ def exp_feature_coefficients(beta: float) -> ExpFeature:
     [1.718282, 1.0, 0.718282, 0.581977]
     """
     require_positive("beta", beta)
-    square = float(beta) ** 2
-    if square > 700:
+    square = np.square(np.asarray(beta, dtype=float))
+    if np.any(square > 700):
         raise ValueError(f"beta={beta!r}: expected beta^2 <= 700, where e^(beta^2) is finite")
-    theta1 = math.expm1(square)
-    if square < 0.5:
-        noise = math.fsum(square**p / math.factorial(p) for p in range(2, 18))
-    else:
-        noise = theta1 - square
-    return ExpFeature(theta1, square, noise, square / theta1)
+    theta1 = np.expm1(square)
+    noise = square**2 / 2 * hyp1f1(1.0, 3.0, square)
+    values = (theta1, square, noise, square / theta1)
+    return ExpFeature(*(v.item() if np.ndim(beta) == 0 else v for v in values))
