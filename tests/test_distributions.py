@@ -5,7 +5,12 @@ import pytest
 import torch
 from scipy import stats
 
-from mhabook_lib.numerics.distributions import ks_distance, relative_w1, two_sample_ks
+from mhabook_lib.numerics.distributions import (
+    ks_distance,
+    relative_w1,
+    tabulated_cdf,
+    two_sample_ks,
+)
 from mhabook_lib.numerics.linalg import psd_root, wishart_factor
 from mhabook_lib.numerics.montecarlo import standard_error
 
@@ -91,3 +96,23 @@ def test_wishart_factor_has_the_moments_of_a_wishart_matrix(degrees):
         assert torch.equal(factor, factor.tril())
     with pytest.raises(ValueError, match="n=0, degrees=3: expected integers >= 1"):
         wishart_factor(0, 3, rng())
+
+
+@pytest.mark.parametrize("power", [0.25, 0.5, 1.0])
+def test_a_tabulated_law_is_the_law(power):
+    """A power at zero and a square root at the upper edge, with an atom."""
+
+    def cdf(x):
+        return 0.2 + 0.8 * (1 - (1 - np.asarray(x) / 3) ** 1.5) ** power
+
+    table = tabulated_cdf(cdf, 3.0)
+    x = np.concatenate([[0.0], np.geomspace(1e-10, 3, 1001)])
+    assert np.abs(table(x) - cdf(np.minimum(x, 3))).max() < 2e-5
+    assert table(0.0) == 0.2 and table(3.5) == 1
+    samples = torch.from_numpy(rng(7).random((2, 100)) * 3)
+    close = ks_distance(samples, table) - ks_distance(samples, cdf)
+    assert float(close.abs().max()) < 2e-5
+    with pytest.raises(ValueError, match=r"top=0.0: expected a value > 0"):
+        tabulated_cdf(cdf, 0.0)
+    with pytest.raises(ValueError, match="points=7: expected an integer >= 8"):
+        tabulated_cdf(cdf, 1.0, 7)
