@@ -116,7 +116,7 @@ def _check_variances(linear: float, noise: float) -> None:
 def scaled_scores(q: torch.Tensor, k: torch.Tensor) -> Iterator[torch.Tensor]:
     """The scores `S_r = Q_r K_r^T / sqrt(d_k)`, (..., n, n), one head after the other."""
     for r in range(q.shape[-3]):
-        yield q[..., r, :, :] @ k[..., r, :, :].mT / q.shape[-1] ** 0.5
+        yield (q[..., r, :, :] / q.shape[-1] ** 0.5) @ k[..., r, :, :].mT
 
 
 def softmax_heads(q, k, beta: float, centered: bool = True) -> Iterator[torch.Tensor]:
@@ -128,8 +128,8 @@ def softmax_heads(q, k, beta: float, centered: bool = True) -> Iterator[torch.Te
     require_positive("beta", beta)
     n = q.shape[-2]
     for scores in scaled_scores(q, k):
-        pattern = torch.softmax(beta * scores, dim=-1)
-        yield n**0.5 * (pattern - 1 / n if centered else pattern)
+        pattern = torch.softmax(scores.mul_(beta), dim=-1)
+        yield (pattern.sub_(1 / n) if centered else pattern).mul_(n**0.5)
 
 
 def gaussian_heads(q, k, linear: float, noise: float, rng) -> Iterator[torch.Tensor]:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from benchmarks import clustering, timing
+from benchmarks import clustering, gaussian_equivalence, timing
 
 
 def test_compare_measures_the_ratio():
@@ -20,3 +20,10 @@ def test_both_ways_agree(task, monkeypatch):
     row = task()
     assert row["chapter"] == "clustering"
     assert row["ours_error"] < 1e-14 and row["other_error"] < 1e-14
+
+
+def test_both_samplers_have_the_mean_of_the_rows(monkeypatch):
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    row = gaussian_equivalence.exact_sampler(128, 256, 8, 32)
+    assert row["chapter"] == "gaussian_equivalence"
+    assert row["ours_error"] < 0.08 and row["other_error"] < 0.08

@@ -82,7 +82,7 @@ def tabulated_cdf(cdf: Callable, top: float, points: int = 400) -> Callable:
     if points < 8:
         raise ValueError(f"points={points}: expected an integer >= 8")
     nodes = ((1 - np.cos(np.linspace(0, np.pi, points))) / 2) ** 4
-    nodes = nodes[(nodes == 0) | (nodes > 1e-12)]
+    nodes = nodes[(nodes == 0) | (nodes > ZERO)]
     table = PchipInterpolator(nodes**0.25, cdf(top * nodes))
 
     def interpolated(x):
