@@ -125,10 +125,9 @@ class CurveLaw:
         return u
 
     def _above(self, x):
-        """The point of the curve just above real x > 0, and eta there."""
-        eta = self._eta(x * (1 + 1j * NEAR_AXIS))
-        eta = np.where(eta.imag < 0, eta, eta.real - 1e-300j)  # off the bulk only rounding is left
-        return self.curve(eta), eta
+        """zeta and eta just above real x > 0, both with negative imaginary part."""
+        eta = _below_axis(self._eta(x * (1 + 1j * NEAR_AXIS)))
+        return _below_axis(self.curve(eta).zeta), eta
 
     # Functions of lam
 
@@ -146,16 +145,16 @@ class CurveLaw:
     def density(self, x) -> np.ndarray:
         """Density of the continuous part at x > 0; zero off the bulk."""
         x = on_half_line(x, strict=True)
-        return -self._above(x)[0].zeta.imag / (math.pi * x)
+        return -self._above(x)[0].imag / (math.pi * x)
 
     def cdf(self, x) -> np.ndarray:
         """`nu([0, x])` for x >= 0; at 0 it is the atom."""
         x = on_half_line(x)
-        point, eta = self._above(np.where(x < SMALLEST, 1.0, x))
+        zeta, eta = self._above(np.where(x < SMALLEST, 1.0, x))
         phase = -self._primitive(eta).imag
         for inverse in self._inverse:
             width = 1 / np.where(inverse == 0, 1.0, inverse)
-            bend = point.zeta.imag - width * np.angle(1 + point.zeta * inverse)
+            bend = zeta.imag - width * np.angle(1 + zeta * inverse)
             phase = phase + np.where(inverse == 0, 0.0, bend)
         return np.where(x < SMALLEST, self.atom(), np.clip(1 - phase / math.pi, self.atom(), 1.0))
 
@@ -170,7 +169,7 @@ class CurveLaw:
     @cached_property
     def _edge_eta(self):
         with np.errstate(divide="ignore"):
-            caps = [1 / np.sqrt(inverse) for inverse in self._inverse[1:]]
+            caps = [(1 + 1e-9) / np.sqrt(inverse) for inverse in self._inverse[1:]]
         high = np.minimum.reduce(np.broadcast_arrays(self._pole * (1 - 1e-15), *caps))
 
         def slope(u):
@@ -260,6 +259,11 @@ class CurveLaw:
         while np.any(unreached := excess(high)[0] < 0):
             low, high = np.where(unreached, high, low), np.where(unreached, high + 1.0, high)
         return np.exp(bracketed_newton(excess, low - 1e-9, high, 1e-12))
+
+
+def _below_axis(value):
+    """Off the bulk the imaginary part is rounding; its sign is still known."""
+    return np.where(value.imag < 0, value, value.real - 1e-150j)
 
 
 def floats(value) -> np.ndarray:
