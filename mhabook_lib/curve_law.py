@@ -29,9 +29,11 @@ from .numerics.series import lagrange_inverse, multiply
 from .validation import require_finite, require_positive
 
 SETTLED = 1e-9  # largest |log z(eta) - log z| that counts as solved
+ROUNDING = 1e-15
 LOWERING = 0.55  # factor of Im z from one stage of the continuation to the next
 NEAR_AXIS = 1e-13  # Im z / x at which a real x > 0 is evaluated
-SMALLEST = 1e-40  # x below which the distribution function is its atom
+PINNED = 1e-10  # |1 + zeta/a| below which all that is left of the law is its atom
+DEEP, DEEPEST = 1e-12, 1e-24  # x / edge: where a bulk is still looked for, and followed to
 
 
 class CurvePoint(NamedTuple):
@@ -105,11 +107,12 @@ class CurveLaw:
             target = z if last else target
             u = self._newton(u, target, 40 if last else 8 if stage == 0 else 3)
         point = self.curve(np.exp(u))
+        allowed = SETTLED * np.maximum(1, np.abs(1 - point.elasticity * point.order))
+        allowed = allowed + ROUNDING * np.abs(point.order)  # zeta itself is rounded
         residual = np.abs(np.log(point.z / z))
-        residual = residual / np.maximum(1, np.abs(1 - point.elasticity * point.order))
-        if not residual.max() < SETTLED:
+        if not np.all(residual <= allowed):
             raise ValueError(
-                f"the curve was not met at z={z.flat[residual.argmax()]:.4g}: "
+                f"the curve was not met at z={z.flat[(residual / allowed).argmax()]:.4g}: "
                 f"residual {residual.max():.1e}, expected below {SETTLED:.0e}"
             )
         return np.exp(u)
@@ -149,14 +152,24 @@ class CurveLaw:
 
     def cdf(self, x) -> np.ndarray:
         """`nu([0, x])` for x >= 0; at 0 it is the atom."""
-        x = on_half_line(x)
-        zeta, eta = self._above(np.where(x < SMALLEST, 1.0, x))
-        phase = -self._primitive(eta).imag
+        x, edge, atom = on_half_line(x), self.edge(), self.atom()
+        values = self._cdf_above(np.maximum(x, DEEP * edge))
+        reaching = (x < DEEP * edge) & (values > atom + 1e-8)  # a bulk that comes down to zero
+        if np.any(reaching):
+            deeper = np.where(reaching, np.maximum(x, DEEPEST * edge), edge)
+            values = np.where(reaching, self._cdf_above(deeper), values)
+        return np.where(x == 0, atom, values)
+
+    def _cdf_above(self, x):
+        zeta, eta = self._above(x)
+        phase, pinned = -self._primitive(eta).imag, np.zeros(np.shape(zeta), dtype=bool)
         for inverse in self._inverse:
+            share = 1 + zeta * inverse
             width = 1 / np.where(inverse == 0, 1.0, inverse)
-            bend = zeta.imag - width * np.angle(1 + zeta * inverse)
+            bend = zeta.imag - width * np.angle(share)
             phase = phase + np.where(inverse == 0, 0.0, bend)
-        return np.where(x < SMALLEST, self.atom(), np.clip(1 - phase / math.pi, self.atom(), 1.0))
+            pinned = pinned | (np.abs(share) < PINNED)
+        return np.where(pinned, self.atom(), np.clip(1 - phase / math.pi, self.atom(), 1.0))
 
     def atom(self) -> np.ndarray:
         """Mass at zero."""
@@ -196,7 +209,7 @@ class CurveLaw:
         level = np.broadcast_to(level, np.broadcast_shapes(level.shape, self.shape))
         grid, weights = (rule.reshape(-1, *[1] * level.ndim) for rule in gauss_legendre(nodes))
         gap = np.maximum(self.edge() - level, 0.0)
-        tail = 1 - self.cdf(self.edge() - gap * grid**2)
+        tail = 1 - self.cdf(np.maximum(self.edge() - gap * grid**2, 0.0))
         return (2 * gap * grid * weights * tail).sum(0)
 
     def outlier(self, s2) -> Outlier:

@@ -53,8 +53,8 @@ def free_poisson_psi(x, rate):
     the free Poisson law is that of `Z Z^T/n`, Z Gaussian with n rows and rate * n columns.
     Source: gaussian_equivalence, setting.
 
-    >>> round(float(free_poisson_psi(100.0, 2.0).real), 6)  # 2/100 + 6/100^2 + ...
-    0.020622
+    >>> float(free_poisson_psi(100.0, 2.0).real.round(6))  # 2/100 + 6/100^2 + ...
+    0.020623
     """
     x = np.asarray(x, dtype=complex)
     low, high = (1 - np.sqrt(rate)) ** 2, (1 + np.sqrt(rate)) ** 2
