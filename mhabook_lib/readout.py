@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from .attention_spectra import output_gram
 from .curve_law import CurveLaw
+from .numerics.linalg import wishart_factor
 from .validation import require_count, require_finite, require_positive
 
 
@@ -54,6 +56,25 @@ def parameter_count(d, num_heads, kv_heads, d_k, d_v, d_out, tied: bool = False)
     """
     shared = d_k if tied else d_k + d_v
     return d * num_heads * d_k + d * kv_heads * shared + num_heads * d_v * d_out
+
+
+def readout_gram(outputs: torch.Tensor, d_out: int, rng: np.random.Generator) -> torch.Tensor:
+    """`O O^T` (..., n, n) for `O = C G / sqrt(m)`, C (..., n, m), G (m, d_out) normal; exact in law.
+
+    G G^T is a Wishart matrix: its triangular factor is drawn on the smaller side, m or n, so that
+    the cost does not depend on d_out. Raises ValueError unless d_out >= 1.
+    Source: gaussian_equivalence.P4 (algorithm).
+
+    >>> readout_gram(torch.ones(3, 2), 5, np.random.default_rng(0)).shape
+    torch.Size([3, 3])
+    """
+    require_count("d_out", d_out)
+    n, width = outputs.shape[-2:]
+    if width >= n:
+        return output_gram(outputs @ outputs.mT, d_out, width, rng)
+    factor = wishart_factor(width, d_out, rng, tuple(outputs.shape[:-2])).to(outputs)
+    projected = outputs @ factor / width**0.5
+    return projected @ projected.mT
 
 
 def _require_noise(sigma2) -> None:

@@ -7,6 +7,7 @@ import torch
 from mhabook_lib.exp_features import exp_feature_coefficients
 from mhabook_lib.readout import (
     parameter_count,
+    readout_gram,
     ridge_coefficient_error,
     ridge_coefficient_error_empirical,
 )
@@ -53,6 +54,20 @@ def test_no_data_and_no_penalty():
     assert abs(ridge_coefficient_error(law, 3.0, 1e-8, 0.0) - 2 / 3) < 1e-6  # n of d_out known
 
 
+@pytest.mark.parametrize(("width", "d_out"), [(3, 6), (3, 2), (9, 6), (9, 2)])
+def test_readout_gram_has_the_law_of_the_product(width, d_out):
+    rng = np.random.default_rng(2)
+    outputs = torch.from_numpy(rng.standard_normal((5, width))).expand(20_000, 5, width)
+    ours = readout_gram(outputs, d_out, rng)
+    weights = torch.from_numpy(rng.standard_normal((20_000, width, d_out))) / width**0.5
+    plain = (outputs @ weights) @ (outputs @ weights).mT
+    for power in (ours, plain), (ours @ ours, plain @ plain):
+        traces = [g.diagonal(dim1=-2, dim2=-1).sum(-1) for g in power]
+        error = sum(t.var() / len(t) for t in traces) ** 0.5
+        assert abs(traces[0].mean() - traces[1].mean()) < 4 * error
+    assert int(torch.linalg.matrix_rank(ours[0], rtol=1e-9)) == min(5, width, d_out)
+
+
 def test_parameter_count():
     assert parameter_count(768, 12, 12, 64, 64, 768) == 4 * 768**2
     untied, tied = (parameter_count(512, 8, 2, 64, 64, 512, tied=t) for t in (False, True))
@@ -65,6 +80,7 @@ def test_parameter_count():
         (lambda: ridge_coefficient_error(SpectralLaw(C, 1.0), 0.0, 0.1, 0.1), "gamma_o=0.0"),
         (lambda: ridge_coefficient_error(SpectralLaw(C, 1.0), 1.0, -0.1, 0.1), "lam=-0.1"),
         (lambda: ridge_coefficient_error(SpectralLaw(C, 1.0), 1.0, 0.1, -0.1), "sigma2=-0.1"),
+        (lambda: readout_gram(torch.ones(3, 2), 0, np.random.default_rng(0)), "d_out=0"),
         (lambda: ridge_coefficient_error_empirical(torch.ones(3), 0, 0.1, 0.1), "d_out=0"),
         (lambda: ridge_coefficient_error_empirical(torch.ones(3), 2, 0.0, 0.1), "lam=0.0"),
     ],
