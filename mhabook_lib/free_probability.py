@@ -43,7 +43,7 @@ def s_transform_affine_mp(z, c, ratio):
     root = np.sqrt((1 - q) ** 2 + 4 * c**2 * z / ratio)
     with np.errstate(divide="ignore", invalid="ignore"):
         narrow = (root - q - 1) / (-2 * q * (1 - c))
-    return np.where(q < -1, narrow, 2 / (1 + q + root))
+        return np.where(q < -1, narrow, 2 / (1 + q + root))
 
 
 def free_poisson_psi(x, rate):

@@ -59,10 +59,10 @@ def parameter_count(d, num_heads, kv_heads, d_k, d_v, d_out, tied: bool = False)
 
 
 def readout_gram(outputs: torch.Tensor, d_out: int, rng: np.random.Generator) -> torch.Tensor:
-    """`O O^T` (..., n, n) for `O = C G / sqrt(m)`, C (..., n, m), G (m, d_out) normal; exact in law.
+    """`O O^T` (..., n, n) for `O = C G / sqrt(m)`, C (..., n, m), G (m, d_out) normal.
 
-    G G^T is a Wishart matrix: its triangular factor is drawn on the smaller side, m or n, so that
-    the cost does not depend on d_out. Raises ValueError unless d_out >= 1.
+    Exact in law: G G^T is a Wishart matrix, and its triangular factor is drawn on the smaller
+    side, m or n, so that the cost does not depend on d_out. Raises ValueError unless d_out >= 1.
     Source: gaussian_equivalence.P4 (algorithm).
 
     >>> readout_gram(torch.ones(3, 2), 5, np.random.default_rng(0)).shape
