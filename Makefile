@@ -3,7 +3,7 @@
 # PYTHON       the interpreter to build .venv with; found by itself where it is 3.11 or newer
 # PIP_ARGS     extra arguments for pip, e.g. "--extra-index-url <CPU wheel index listed on pytorch.org>"
 # CONSTRAINTS  the file of pinned versions; empty installs the newest that pyproject.toml allows
-# JOBS         chapters that run side by side
+# JOBS         chapters, and tests, that run side by side
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 CANDIDATES := python3 python3.13 python3.12 python3.11 python
@@ -11,11 +11,12 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 PIP_ARGS ?=
 CONSTRAINTS ?= constraints.txt
-JOBS ?= 1
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+BENCH_READY := $(VENV)/.bench-installed
 MHABOOK := $(BIN)/mhabook
 
 .PHONY: help setup book pages test lint bench clean distclean
@@ -42,6 +43,11 @@ $(READY): pyproject.toml $(wildcard constraints.txt)
 	$(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[book,test]'
 	@touch $@
 
+$(BENCH_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+	$(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[bench]'
+	@touch $@
+
 pages: $(READY)
 	@$(MHABOOK) run --jobs $(JOBS)
 	@$(MHABOOK) check --jobs $(JOBS)
@@ -53,9 +59,9 @@ lint: $(READY)
 	@$(BIN)/ruff check .
 
 test: $(READY) lint pages
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-bench: $(READY)
+bench: $(BENCH_READY)
 	@$(BIN)/python -m benchmarks
 
 clean:

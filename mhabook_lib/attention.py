@@ -271,12 +271,23 @@ def attention_weights(scores: torch.Tensor, beta, normalization: str = "softmax"
 
 
 def weights_kernel(scores: torch.Tensor, beta: torch.Tensor, normalization: str) -> torch.Tensor:
-    """`attention_weights` without checks, for inner loops; `beta` broadcasts against `scores`."""
+    """`attention_weights` without checks, for inner loops; `beta` broadcasts against `scores`.
+
+    Also, for whole layers: "softmax1" `exp(beta s_ij) / (1 + sum_k exp(beta s_ik))`, "sigmoid"
+    `1 / (1 + exp(-beta s_ij))` and "linear" `beta s_ij`.
+    """
     if normalization == "softmax":
         return torch.softmax(beta * scores, dim=-1)
     if normalization == "unnormalized":
         return torch.exp(beta * scores)
-    return scores.clamp(min=0)
+    if normalization == "relu":
+        return scores.clamp(min=0)
+    if normalization == "softmax1":
+        with_sink = torch.nn.functional.pad(beta * scores, (0, 1))
+        return torch.softmax(with_sink, dim=-1)[..., :-1]
+    if normalization == "sigmoid":
+        return torch.sigmoid(beta * scores)
+    return beta * scores
 
 
 def head_outputs(

@@ -6,14 +6,11 @@ sign is proved when both ends have it. Decimal arguments mean the decimal number
 
 from __future__ import annotations
 
-import math
-
 import torch
 from mpmath import iv
 
 from .attention import BlockHeads, ScalarHeads
-
-Interval = tuple[float, float]
+from .numerics.intervals import Interval, ends, exact
 
 FIVE_ANGLES = (-1.9, 1.4, -0.1, -1.9, 2.8)
 FIVE_STRENGTHS = (0.3, 3.0)
@@ -95,7 +92,7 @@ def one_token_head_rate(t=1.2, a=1.0, b=0.9, beta=2.0) -> Interval:
     True
     """
     a, b, square, first, second = _one_token(t, a, b, beta)
-    return _ends(a * first * square * (a * first - b * second))
+    return ends(a * first * square * (a * first - b * second))
 
 
 def one_token_softmax_rate(t=1.2, a=1.0, b=0.9, beta=2.0) -> Interval:
@@ -108,7 +105,7 @@ def one_token_softmax_rate(t=1.2, a=1.0, b=0.9, beta=2.0) -> Interval:
     True
     """
     a, b, square, first, second = _one_token(t, a, b, beta)
-    return _ends(square * (a - b) * (a * first - b * second))
+    return ends(square * (a - b) * (a * first - b * second))
 
 
 def five_token_rates(normalization: str) -> tuple[Interval, Interval, Interval]:
@@ -123,19 +120,19 @@ def five_token_rates(normalization: str) -> tuple[Interval, Interval, Interval]:
     """
     if normalization not in ("unnormalized", "softmax"):
         raise ValueError(f"normalization={normalization!r}: expected 'unnormalized' or 'softmax'")
-    angles = [_exact(angle) for angle in FIVE_ANGLES]
-    n, beta = len(angles), _exact(FIVE_BETA)
+    angles = [exact(angle) for angle in FIVE_ANGLES]
+    n, beta = len(angles), exact(FIVE_BETA)
     rates = [iv.mpf(0), iv.mpf(0)]
     for own in angles:
         pulls, speed = [], iv.mpf(0)
-        for strength in map(_exact, FIVE_STRENGTHS):
+        for strength in map(exact, FIVE_STRENGTHS):
             kernel = [iv.exp(beta * strength * iv.cos(other - own)) for other in angles]
             sines = [iv.sin(other - own) for other in angles]
             pull = strength * sum(k * sine for k, sine in zip(kernel, sines, strict=True))
             pulls.append(pull)
             speed += pull / (n if normalization == "unnormalized" else sum(kernel))
         rates = [rate + pull * speed / n**2 for rate, pull in zip(rates, pulls, strict=True)]
-    return _ends(rates[0]), _ends(rates[1]), _ends(rates[0] + rates[1])
+    return ends(rates[0]), ends(rates[1]), ends(rates[0] + rates[1])
 
 
 def rectangle_entropy_change(beta=1.0) -> Interval:
@@ -147,8 +144,8 @@ def rectangle_entropy_change(beta=1.0) -> Interval:
     >>> high < 0
     True
     """
-    beta = _exact(beta)
-    return _ends(_certified_entropy(beta) + iv.log(2) - 2 * _certified_entropy(beta / 2))
+    beta = exact(beta)
+    return ends(_certified_entropy(beta) + iv.log(2) - 2 * _certified_entropy(beta / 2))
 
 
 def rectangle_entropy_rate(a=0.6, beta=1.0, normalization: str = "softmax") -> Interval:
@@ -164,7 +161,7 @@ def rectangle_entropy_rate(a=0.6, beta=1.0, normalization: str = "softmax") -> I
     """
     if normalization not in ("unnormalized", "softmax"):
         raise ValueError(f"normalization={normalization!r}: expected 'unnormalized' or 'softmax'")
-    a, beta = _exact(a), _exact(beta)
+    a, beta = exact(a), exact(beta)
     c, s = iv.cos(a), iv.sin(a)
     cosh_c, cosh_s = _cosh(beta * c**2), _cosh(beta * s**2)
     slope = 2 * beta**2 * c * s * (c**2 / cosh_c**2 - s**2 / cosh_s**2)
@@ -172,7 +169,7 @@ def rectangle_entropy_rate(a=0.6, beta=1.0, normalization: str = "softmax") -> I
     speed = -c * s * (iv.exp(exponent) - iv.exp(-exponent)) / 2
     if normalization == "softmax":
         speed /= cosh_c * cosh_s
-    return _ends(slope * speed)
+    return ends(slope * speed)
 
 
 def bipolar_excess(strengths=(1.0, 1.0, 1.0, -2.0), beta=1.0) -> Interval:
@@ -185,26 +182,14 @@ def bipolar_excess(strengths=(1.0, 1.0, 1.0, -2.0), beta=1.0) -> Interval:
     >>> low > 0
     True
     """
-    beta = _exact(beta)
-    exponents = [beta * _exact(strength) for strength in strengths]
+    beta = exact(beta)
+    exponents = [beta * exact(strength) for strength in strengths]
     total = sum((iv.exp(value) - iv.exp(-value)) / 2 for value in exponents)
-    return _ends(-total / (2 * beta))
-
-
-def _exact(value):
-    return iv.mpf(repr(float(value)))
-
-
-def _ends(interval) -> Interval:
-    """The ends as floats, rounded outwards."""
-    return (
-        math.nextafter(float(interval.a), -math.inf),
-        math.nextafter(float(interval.b), math.inf),
-    )
+    return ends(-total / (2 * beta))
 
 
 def _one_token(t, a, b, beta):
-    t, a, b, beta = map(_exact, (t, a, b, beta))
+    t, a, b, beta = map(exact, (t, a, b, beta))
     c2, s2 = iv.cos(t) ** 2, iv.sin(t) ** 2
     return a, b, c2 * s2, iv.exp(beta * a * c2), iv.exp(beta * b * s2)
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 NORMALIZATIONS = ("softmax", "unnormalized", "relu")
+ACTIVATIONS = ("softmax", "softmax1", "sigmoid", "relu", "linear")
 UNIT_TOLERANCE = 1e-6
 
 
@@ -15,6 +16,12 @@ def require_normalization(normalization: str) -> None:
     """Raise unless `normalization` names one of the three flows."""
     if normalization not in NORMALIZATIONS:
         raise ValueError(f"normalization={normalization!r}: expected one of {NORMALIZATIONS}")
+
+
+def require_activation(activation: str) -> None:
+    """Raise unless `activation` names a way from the scores of a layer to its pattern."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation={activation!r}: expected one of {ACTIVATIONS}")
 
 
 def require_finite(name: str, value) -> None:

@@ -1,10 +1,11 @@
 """benchmarks: the timing helper, and that both ways of each cheap comparison agree."""
 
+import sys
 import time
 
 import pytest
 
-from benchmarks import clustering, gaussian_equivalence, timing
+from benchmarks import clustering, ensemble, gaussian_equivalence, identification, timing
 
 
 def test_compare_measures_the_ratio():
@@ -20,6 +21,43 @@ def test_both_ways_agree(task, monkeypatch):
     row = task()
     assert row["chapter"] == "clustering"
     assert row["ours_error"] < 1e-14 and row["other_error"] < 1e-14
+
+
+def test_jacobians_agree(monkeypatch):
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    exact = identification.closed_form_jacobian("reverse-mode autodiff (jacrev)")
+    assert exact["ours_error"] < 1e-14 and exact["other_error"] < 1e-14
+    differences = identification.closed_form_jacobian("central differences")
+    assert 1e-13 < differences["other_error"] < 1e-7
+
+
+def test_kernel_regressions_agree(monkeypatch):
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    row = ensemble.against_loops("fused", ensemble.fused_nadaraya_watson)
+    assert row["ours_error"] < 1e-14 and row["other_error"] < 1e-14
+    row = ensemble.binned()
+    assert row["ours_error"] < 1e-6 and row["other_error"] < 1e-13
+
+
+def test_statsmodels_agrees(monkeypatch):
+    pytest.importorskip("statsmodels")
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    row = ensemble.against_statsmodels()
+    assert row["ours_error"] < 1e-13 and row["other_error"] < 1e-13
+
+
+def test_without_statsmodels_its_row_is_left_out(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "statsmodels", None)
+    assert ensemble.against_statsmodels() is None
+    assert "statsmodels is missing" in capsys.readouterr().out
+
+
+def test_integrated_labels_save_replicates(monkeypatch):
+    same = {"ours_s": 1.0, "other_s": 1.0, "ratio": 1.0, "spread": 0.0}
+    monkeypatch.setattr(timing, "compare", lambda *_: dict(same))
+    row = ensemble.integrated_labels()
+    assert row["ratio"] == row["other_s"] > 1000
+    assert row["other_error"] / row["ours_error"] > 30  # relative standard errors
 
 
 def test_both_samplers_have_the_mean_of_the_rows(monkeypatch):

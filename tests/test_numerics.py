@@ -3,17 +3,28 @@
 import numpy as np
 import pytest
 import torch
+from mpmath import iv
+from scipy.linalg import subspace_angles
+from scipy.special import factorial2
 from scipy.stats import binomtest, linregress
 
+from mhabook_lib.numerics.intervals import ends, exact
 from mhabook_lib.numerics.laplace import talbot
 from mhabook_lib.numerics.linalg import (
     connected_components,
     lanczos_quadrature,
+    orthonormal_basis,
+    principal_angles,
     random_orthonormal,
 )
 from mhabook_lib.numerics.montecarlo import proportion, standard_error, wilson_interval
 from mhabook_lib.numerics.ode import integrate
-from mhabook_lib.numerics.quadrature import chi_square_mean_rule, gauss_legendre, simpson
+from mhabook_lib.numerics.quadrature import (
+    chi_square_mean_rule,
+    gauss_hermite,
+    gauss_legendre,
+    simpson,
+)
 from mhabook_lib.numerics.regression import fit_slope
 from mhabook_lib.numerics.roots import bisect, bracketed_newton
 from mhabook_lib.numerics.series import lagrange_inverse, multiply
@@ -30,6 +41,20 @@ def test_gauss_legendre_is_exact_to_its_degree(count):
         assert abs(weights @ nodes ** (2 * count) - 1 / (2 * count + 1)) > 1e-8
     with pytest.raises(ValueError, match="num_nodes=0"):
         gauss_legendre(0)
+    with pytest.raises(ValueError, match="read-only"):
+        nodes[0] = 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 80])
+def test_gauss_hermite_has_the_moments_of_a_normal(count):
+    nodes, weights = gauss_hermite(count)
+    powers = np.arange(0, min(2 * count, 20), 2)
+    moments = np.where(powers == 0, 1.0, factorial2(np.maximum(powers - 1, 1)))
+    np.testing.assert_allclose(nodes ** powers[:, None] @ weights, moments, rtol=1e-10)
+    if count <= 5:  # and no further
+        assert abs(weights @ nodes ** (2 * count) - factorial2(2 * count - 1)) > 1e-3
+    with pytest.raises(ValueError, match="num_nodes=0"):
+        gauss_hermite(0)
     with pytest.raises(ValueError, match="read-only"):
         nodes[0] = 0
 
@@ -226,6 +251,53 @@ def test_connected_components_of_a_batch():
     assert labels[0, 0].tolist() == [0, 1, 0, 2, 0]
     assert labels[1, 2].tolist() == [0] * 5
     assert labels[0, 1].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("d", "k", "l"), [(5, 2, 2), (6, 3, 1), (4, 1, 3), (3, 3, 2)])
+def test_principal_angles_against_scipy(d, k, l):
+    rng = np.random.default_rng(4)
+    first, second = rng.standard_normal((3, d, k)), rng.standard_normal((3, d, l))
+    found = principal_angles(torch.from_numpy(first), torch.from_numpy(second))
+    expected = [subspace_angles(a, b)[::-1] for a, b in zip(first, second, strict=True)]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_small_and_large_angles_keep_their_digits():
+    angles = torch.tensor([1e-12, 1e-7, 0.5, np.pi / 2 - 1e-9], dtype=torch.float64)
+    frame = torch.eye(8, dtype=torch.float64)
+    second = angles.cos() * frame[:, :4] + angles.sin() * frame[:, 4:]
+    mixing = torch.from_numpy(np.random.default_rng(5).standard_normal((4, 4)))
+    found = principal_angles(frame[:, :4], second)
+    torch.testing.assert_close(found, angles, rtol=1e-9, atol=1e-16)
+    mixed = principal_angles(frame[:, :4] @ mixing, second @ mixing)
+    torch.testing.assert_close(mixed[1:], angles[1:], rtol=1e-6, atol=1e-13)
+
+
+def test_bases_and_angles_reject_bad_input():
+    tall = torch.from_numpy(np.random.default_rng(6).standard_normal((5, 2)))
+    basis = orthonormal_basis(tall)
+    torch.testing.assert_close(basis @ (basis.mT @ tall), tall)
+    flat = tall.clone()
+    flat[:, 1] = -3 * flat[:, 0]
+    for call, message in (
+        (lambda: orthonormal_basis(tall.mT, "keys"), r"keys of shape \(2, 5\)"),
+        (lambda: orthonormal_basis(tall[:, :0]), r"matrix of shape \(5, 0\)"),
+        (lambda: orthonormal_basis(flat, "keys"), "keys of rank 1: expected rank 2"),
+        (lambda: orthonormal_basis(0 * tall), "matrix of rank 0"),
+        (lambda: principal_angles(tall, flat), "second of rank 1"),
+        (lambda: principal_angles(tall / 0, tall), "first.*finite"),
+        (lambda: principal_angles(tall, tall[:4]), r"first of shape \(5, 2\) and second of shape"),
+        (lambda: principal_angles(tall[:, 0], tall), r"first of shape \(5,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_intervals_contain_what_they_stand_for():
+    low, high = ends(exact(0.1) * 3)
+    assert low < 0.3 < high and high - low < 1e-15
+    low, high = ends(iv.exp(exact(1)))
+    assert low < np.e < high
 
 
 @pytest.mark.parametrize("slope", [1.0, 40.0])

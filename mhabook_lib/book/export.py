@@ -11,7 +11,7 @@ import jupytext
 import nbformat
 from pybtex.database import Entry, parse_file
 
-from mhabook_lib.book.chapters import Chapter, Project, tags
+from mhabook_lib.book.chapters import BookError, Chapter, Project, tags
 from mhabook_lib.book.myst import Context, defined_labels, plain, short_label
 
 PICTURES = ("image/png", "image/jpeg", "image/svg+xml")
@@ -45,6 +45,8 @@ def unbrace(text: str) -> str:
 
 def authors(entry: Entry) -> str:
     """Surnames as a text citation shows them."""
+    if "author" not in entry.persons:
+        raise BookError(f"book/references.bib: {entry.key} has no author, and a citation needs one")
     names = [unbrace(" ".join(p.prelast_names + p.last_names)) for p in entry.persons["author"]]
     return f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
 

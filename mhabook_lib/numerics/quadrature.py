@@ -28,6 +28,25 @@ def gauss_legendre(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     return nodes, weights
 
 
+@lru_cache(maxsize=32)
+def gauss_hermite(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of the Gauss-Hermite rule for the standard normal law (float64).
+
+    `E f(Z) = sum_k w_k f(x_k)`, exact for polynomials of degree 2 num_nodes - 1. The arrays are
+    computed once and are read-only. Raises ValueError unless num_nodes >= 1.
+
+    >>> nodes, weights = gauss_hermite(4)
+    >>> round(float(weights @ nodes**6), 12)
+    15.0
+    """
+    if num_nodes < 1:
+        raise ValueError(f"num_nodes={num_nodes}: expected an integer >= 1")
+    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
+    weights = weights / weights.sum()
+    nodes.flags.writeable = weights.flags.writeable = False
+    return nodes, weights
+
+
 def simpson(values, step: float, axis: int = 0):
     """Composite Simpson rule for samples at a constant `step`, along `axis`.
 

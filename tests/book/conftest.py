@@ -5,6 +5,7 @@ break anything in it.
 """
 
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -206,12 +207,14 @@ class Book:
         file.write_text(text.replace(old, new))
 
     def start(self, *arguments: str, **options) -> subprocess.Popen:
+        """Start a command; it hears an interrupt even where this process ignores them."""
         return subprocess.Popen(
             [sys.executable, "-m", "mhabook_lib.book.cli", *arguments],
             cwd=self.root,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             **options,
         )
 

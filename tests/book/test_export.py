@@ -7,8 +7,11 @@ import zipfile
 import nbformat
 import numpy as np
 import pytest
+from pybtex.database import Entry
 
+from mhabook_lib.book.chapters import BookError
 from mhabook_lib.book.crawl import RAW
+from mhabook_lib.book.export import authors
 from mhabook_lib.book.myst import Context, defined_labels, plain
 
 URL = "https://github.com/someone/their-book"
@@ -175,3 +178,10 @@ def test_a_title_that_starts_with_its_label_says_it_once():
     text = "```{prf:theorem} T2 · Radial shadows\n:label: tiny-T2\n\nA shadow.\n```"
     context = Context(defined_labels(text), lambda role, keys: "", {})
     assert "> **Theorem T2 (Radial shadows).**" in plain(text, context)
+
+
+def test_entry_without_author_is_named():
+    entry = Entry("misc", fields={"title": "A note"})
+    entry.key = "note2026"
+    with pytest.raises(BookError, match="note2026 has no author"):
+        authors(entry)

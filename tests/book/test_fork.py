@@ -8,7 +8,7 @@ import pytest
 from conftest import Book
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "_build/quick/clustering"
+RESULTS = ROOT / "_build/quick"
 
 
 def test_fork_runs_is_accepted_and_appears_in_the_book(copy):
@@ -83,13 +83,13 @@ def test_half_a_fork_is_taken_back(copy, monkeypatch):
     assert not (copy.root / "mhabook_lib/chapters/half.toml").exists()
 
 
-@pytest.mark.skipif(not (RESULT / "run.json").is_file(), reason="run it first: make book")
+@pytest.mark.skipif(not (RESULTS / "clustering/run.json").is_file(), reason="run it: make book")
 def test_fork_of_a_real_chapter_with_a_changed_parameter(tmp_path):
     """The chapter that others copy: a fork with another seed runs, is compared, is in the book."""
     skipped = shutil.ignore_patterns(".*", "_build", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, tmp_path / "book", ignore=skipped)
     book = Book(tmp_path / "book")
-    shutil.copytree(RESULT, book.root / "_build/quick/clustering")
+    shutil.copytree(RESULTS, book.root / "_build/quick")
     book("new", "my-experiment", "--from", "clustering")
     book.edit("\nseed = 0\n", "\nseed = 1\n", "notebooks/my-experiment.md")
     book("run", "my-experiment")

@@ -1,0 +1,1 @@
+"""Small tables that the chapters read."""
