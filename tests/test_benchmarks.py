@@ -65,3 +65,11 @@ def test_both_samplers_have_the_mean_of_the_rows(monkeypatch):
     row = gaussian_equivalence.exact_sampler(128, 256, 8, 32)
     assert row["chapter"] == "gaussian_equivalence"
     assert row["ours_error"] < 0.08 and row["other_error"] < 0.08
+
+
+def test_laws_and_curves_agree(monkeypatch):
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    row = gaussian_equivalence.map_of_degrees_of_freedom()
+    assert row["ours_error"] < 1e-9 and row["other_error"] < 1e-6
+    row = gaussian_equivalence.learning_curve_of_one_target(128)
+    assert row["ours_error"] < 1e-12
