@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from benchmarks import clustering, ensemble, identification, timing
+from benchmarks import clustering, ensemble, gaussian_equivalence, identification, timing
 
 
 def test_compare_measures_the_ratio():
@@ -68,3 +68,18 @@ def test_projections_and_balanced_factors_agree(monkeypatch):
     ):
         row = task()
         assert row["ours_error"] < 1e-13 and row["other_error"] < 1e-13
+
+
+def test_both_samplers_have_the_mean_of_the_rows(monkeypatch):
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    row = gaussian_equivalence.exact_sampler(128, 256, 8, 32)
+    assert row["chapter"] == "gaussian_equivalence"
+    assert row["ours_error"] < 0.08 and row["other_error"] < 0.08
+
+
+def test_laws_and_curves_agree(monkeypatch):
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    row = gaussian_equivalence.map_of_degrees_of_freedom()
+    assert row["ours_error"] < 1e-9 and row["other_error"] < 1e-6
+    row = gaussian_equivalence.learning_curve_of_one_target(128)
+    assert row["ours_error"] < 1e-12

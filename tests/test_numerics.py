@@ -9,17 +9,25 @@ from scipy.special import factorial2
 from scipy.stats import binomtest, linregress
 
 from mhabook_lib.numerics.intervals import ends, exact
+from mhabook_lib.numerics.laplace import talbot
 from mhabook_lib.numerics.linalg import (
     connected_components,
+    lanczos_quadrature,
     orthonormal_basis,
     principal_angles,
     random_orthonormal,
 )
 from mhabook_lib.numerics.montecarlo import proportion, standard_error, wilson_interval
 from mhabook_lib.numerics.ode import integrate
-from mhabook_lib.numerics.quadrature import gauss_hermite, gauss_legendre, simpson
+from mhabook_lib.numerics.quadrature import (
+    chi_square_mean_rule,
+    gauss_hermite,
+    gauss_legendre,
+    simpson,
+)
 from mhabook_lib.numerics.regression import fit_slope
-from mhabook_lib.numerics.roots import bisect
+from mhabook_lib.numerics.roots import bisect, bracketed_newton
+from mhabook_lib.numerics.series import lagrange_inverse, multiply
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 64])
@@ -290,3 +298,79 @@ def test_intervals_contain_what_they_stand_for():
     assert low < 0.3 < high and high - low < 1e-15
     low, high = ends(iv.exp(exact(1)))
     assert low < np.e < high
+
+
+@pytest.mark.parametrize("slope", [1.0, 40.0])
+def test_bracketed_newton(slope):
+    target = np.array([0.1, 0.5, 0.9])
+
+    def function(x):
+        value = np.arctan(slope * (x - target))
+        return value, slope / (1 + (slope * (x - target)) ** 2)
+
+    assert np.allclose(bracketed_newton(function, 0.0, 1.0), target, atol=1e-14)
+    steep = bracketed_newton(
+        lambda x: (np.where(x < 0.3, x - 0.3, np.inf), np.ones_like(x)), np.zeros(2), 1.0
+    )
+    assert np.allclose(steep, 0.3)
+    with pytest.raises(ValueError, match="no change from negative to positive"):
+        bracketed_newton(function, 0.95, 1.0)
+    with pytest.raises(ValueError, match="still move by"):
+        bracketed_newton(function, 0.0, 1.0, iterations=1)
+
+
+def test_talbot():
+    times = np.array([[0.1, 1.0], [3.0, 20.0]])
+    assert np.allclose(talbot(lambda s: s**-1.5, times), 2 * np.sqrt(times / np.pi), rtol=1e-10)
+    smooth = talbot(lambda s: 1 / np.sqrt(s + 1), times)
+    assert np.allclose(smooth, np.exp(-times) / np.sqrt(np.pi * times), atol=1e-10)
+    with pytest.raises(ValueError, match=r"times=0.0"):
+        talbot(lambda s: 1 / s, [0.0, 1.0])
+
+
+def test_lagrange_inversion():
+    """u = eta e^{-eta}: Lambert's tree series, and a function of it."""
+    growth = 1 / np.cumprod([1.0, 1, 2, 3, 4, 5])
+    outer = np.zeros(7)
+    outer[1] = 1
+    q = np.arange(1, 7)
+    factorials = np.cumprod(q.astype(float))
+    assert np.allclose(lagrange_inverse(outer, growth), q ** (q - 1.0) / factorials)
+    assert np.allclose(
+        multiply(growth, np.array([1, -1, 1 / 2, -1 / 6, 1 / 24, -1 / 120])), np.eye(6)[0]
+    )
+    batch = lagrange_inverse(np.stack([outer, 2 * outer]), growth)
+    assert np.allclose(batch[1], 2 * batch[0])
+
+
+@pytest.mark.parametrize("degrees", [1.0, 64.0, 4096.0])
+def test_chi_square_mean_rule(degrees):
+    v, weights = chi_square_mean_rule(degrees, 10)
+    power, moment = np.arange(1, 8), np.cumprod(1 + 2 * np.arange(7) / degrees)
+    assert np.allclose((weights * v ** power[:, None]).sum(1), moment, rtol=1e-11)
+    assert np.all(v > 0) and np.all(weights > 0)
+    with pytest.raises(ValueError, match="degrees=0"):
+        chi_square_mean_rule(0, 3)
+
+
+def test_lanczos_quadrature():
+    rng = np.random.default_rng(0)
+    z = torch.from_numpy(rng.standard_normal((3, 60, 80)))
+    gram = z @ z.mT / 80
+    start = torch.from_numpy(rng.standard_normal((3, 60)))
+
+    def product(v):
+        return (gram @ v.unsqueeze(-1)).squeeze(-1)
+
+    nodes, weights = lanczos_quadrature(product, start, 25)
+    assert nodes.shape == (3, 25) and torch.allclose(weights.sum(-1), torch.ones(3).double())
+    eigenvalues, vectors = torch.linalg.eigh(gram)
+    shares = (vectors.mT @ start.unsqueeze(-1)).squeeze(-1).square()
+    shares = shares / shares.sum(-1, keepdim=True)
+    for t in (0.5, 5.0):
+        exact = (shares * torch.exp(-t * eigenvalues)).sum(-1)
+        assert torch.allclose((weights * torch.exp(-t * nodes)).sum(-1), exact, atol=1e-10)
+    flat, _ = lanczos_quadrature(lambda v: 2 * v, start, 25)
+    assert flat.shape == (3, 1) and torch.allclose(flat, torch.full((3, 1), 2.0).double())
+    with pytest.raises(ValueError, match="start vectors that are not 0"):
+        lanczos_quadrature(product, torch.zeros(3, 60), 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
+from scipy.linalg import eigh_tridiagonal
 
 
 @lru_cache(maxsize=32)
@@ -62,3 +63,23 @@ def simpson(values, step: float, axis: int = 0):
     inner = 4 * moved[1:-1:2].sum(0) + 2 * moved[2:-1:2].sum(0)
     total = (moved[0] + moved[-1] + inner) * (step / 3)
     return float(total) if total.ndim == 0 else total
+
+
+def chi_square_mean_rule(degrees: float, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss nodes and weights for the mean of `degrees` squared standard normals.
+
+    `E f(chi2/degrees) = sum_k w_k f(v_k)`, weights of sum one, exact for polynomials of degree
+    2 num_nodes - 1: generalised Gauss-Laguerre from the eigenvectors of the Jacobi matrix, which
+    does not overflow for large `degrees`. Raises ValueError unless degrees > 0 and num_nodes >= 1.
+
+    >>> v, weights = chi_square_mean_rule(64, 12)
+    >>> [round(float(weights @ v**power), 10) for power in (0, 1, 2)]  # 1, 1, 1 + 2/64
+    [1.0, 1.0, 1.03125]
+    """
+    if degrees <= 0 or num_nodes < 1:
+        raise ValueError(f"degrees={degrees}, num_nodes={num_nodes}: expected > 0 and >= 1")
+    k = np.arange(num_nodes)
+    alpha = degrees / 2 - 1
+    beside = np.sqrt(k[1:] * (k[1:] + alpha))
+    nodes, vectors = eigh_tridiagonal(2 * k + alpha + 1, beside)
+    return 2 * nodes / degrees, np.square(vectors[0])
