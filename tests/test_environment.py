@@ -76,7 +76,7 @@ def test_conda_installs_the_same_package_through_pip():
     plain, pip = environment()
     assert sorted(re.split(r"[ <>=]", d)[0] for d in plain) == ["pip", "python"]
     assert pip == ["-c constraints.txt", "-e .[book,test]"]
-    assert set(EXTRAS) == {"book", "test", "bench"}
+    assert set(EXTRAS) == {"book", "test", "bench", "digits"}
 
 
 def test_python_bounds_agree():
