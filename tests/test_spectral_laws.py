@@ -117,7 +117,7 @@ def test_density_is_the_slope_of_the_cdf(law):
     smooth = np.abs(slope - law.density(x)) < 1e-6 * np.maximum(1, slope)
     assert smooth.sum() >= 38  # an inner edge may lie on the grid
     beyond = law.edge() * np.array([1.001, 2.0, 50.0])
-    assert np.all(law.density(beyond) < 1e-10) and np.all(1 - law.cdf(beyond) < 1e-12)
+    assert np.all(law.density(beyond) == 0) and np.all(1 - law.cdf(beyond) < 1e-12)
 
 
 @each_law
@@ -137,6 +137,23 @@ def test_distribution_function_down_to_zero(law):
     values = law.cdf(x)
     assert values[0] == law.atom() and values[-1] > 1 - 1e-10
     assert np.diff(values).min() > -5e-6 and abs(values[1] - law.atom()) < 1e-5
+
+
+@pytest.mark.parametrize("ratio", [0.4, 2.0])
+def test_nothing_lies_between_zero_and_a_hard_edge(ratio):
+    law = SpectralLaw(0.0, 1.0, (ratio,))
+    low = (1 - 1 / math.sqrt(ratio)) ** 2
+    x = np.logspace(-40, math.log10(0.999 * low), 200)
+    assert np.all(law.density(x) == 0) and np.all(law.cdf(x) == law.atom())
+    assert law.density(1.01 * low) > 0.01
+
+
+def test_a_bulk_down_to_zero():
+    """The square case: the distribution function starts as (2/pi) sqrt(x), the root of rounding."""
+    law = SpectralLaw(0.0, 1.0, (1.0,))
+    x = np.logspace(-20, -8, 13)
+    assert np.allclose(law.density(x) * math.pi * np.sqrt(x), 1.0, atol=1e-7)
+    assert np.allclose(law.cdf(x), 2 / math.pi * np.sqrt(x), rtol=1e-5, atol=1e-8)
 
 
 def polynomial_dof(lam, c, gamma_k, factors):
@@ -330,6 +347,7 @@ def test_absent_factors():
         (lambda: TiedSpectralLaw(0.5, -1.0, 2), "gamma_k=-1.0"),
         (lambda: LAWS["layer"].dof(0.0), "lam=0.0"),
         (lambda: LAWS["layer"].density(0.0), "x=0.0: outside the half-line"),
+        (lambda: SpectralLaw(0.0, 1.0, (1.0,)).density(1e-30), "expected values >= 1e-24"),
         (lambda: LAWS["layer"].cdf(-1.0), "x=-1.0: outside the half-line"),
         (lambda: LAWS["layer"].arrival_time(0.2), "the mass at zero"),
         (lambda: LAWS["layer"].training_loss(0.0), "times=0.0"),
