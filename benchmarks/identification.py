@@ -84,7 +84,7 @@ def closed_form_jacobian(plain: str) -> dict:
     )
 
 
-def sylvester_projection(d_head: int = 16, d_model: int = 96, heads: int = 12) -> dict:
+def sylvester_projection(d_head: int = 16, d_model: int = 96, heads: int = 48) -> dict:
     """Reference: orthonormal bases of the vertical steps."""
     rng = np.random.default_rng(2)
     w_q, w_k, dw_q, dw_k = torch.from_numpy(rng.standard_normal((4, heads, d_head, d_model)))
