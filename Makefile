@@ -19,12 +19,13 @@ READY := $(VENV)/.installed
 BENCH_READY := $(VENV)/.bench-installed
 MHABOOK := $(BIN)/mhabook
 
-.PHONY: help setup book pages test lint bench clean distclean
+.PHONY: help setup book pages pdf test lint bench clean distclean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make book       run the chapters, check them, build the pages"
 	@echo "make test       every test: library, pipeline, notebooks, pages"
+	@echo "make pdf        the whole book as one PDF (needs Chromium)"
 	@echo "make bench      measure ours against the naive way, for the speed page"
 	@echo "make setup      only create $(VENV) and install"
 	@echo "make clean      remove what was made (_build); make distclean: and $(VENV)"
@@ -54,6 +55,9 @@ pages: $(READY)
 	@$(MHABOOK) build
 
 book: pages
+
+pdf: pages
+	@$(MHABOOK) pdf
 
 lint: $(READY)
 	@$(BIN)/ruff check .

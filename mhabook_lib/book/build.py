@@ -68,17 +68,18 @@ def built_key(site: Path) -> str:
     return json.loads(path.read_text()).get("key", "") if path.is_file() else ""
 
 
-def run_sphinx(project: Project, source: Path, work: Path) -> Path:
+def run_sphinx(project: Project, source: Path, work: Path, builder: str = "html") -> Path:
     """Jupyter Book on the staged folder; BookError with its complaints when there are any."""
     command = [sys.executable, "-c", JUPYTER_BOOK, "build", str(source)]
     command += ["--path-output", str(work), "-n", "-W", "--keep-going", "--all"]
+    command += ["--builder", builder]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=work
     )
     project.logs.mkdir(parents=True, exist_ok=True)
     log = project.logs / "sphinx.log"
     log.write_text(done.stdout, encoding="utf-8")
-    pages = work / "_build" / "html"
+    pages = work / "_build" / builder
     if done.returncode or not (pages / "index.html").is_file():
         text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).replace(f"{source}/", "")
         found = [place(line) for line in text.splitlines() if COMPLAINT.search(line)]

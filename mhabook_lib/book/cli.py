@@ -1,4 +1,4 @@
-"""The command line: mhabook list | run | check | accept | build | claims | new | doctor."""
+"""The command line: mhabook list | run | check | accept | build | pdf | claims | new | doctor."""
 
 from __future__ import annotations
 
@@ -185,6 +185,14 @@ def build(profile: Profile = "quick", force: Force = False) -> None:
         f"Read it:  {short(site / 'index.html')}\n"
         f"Serve it: python -m http.server -d {short(site)}"
     )
+
+
+@app.command()
+def pdf(profile: Profile = "quick") -> None:
+    """Print the whole book as one PDF, with Chromium; the pages on the web do not need it."""
+    from mhabook_lib.book.pdf import make_pdf
+
+    typer.echo(short(make_pdf(find_project(), profile, say=warn)))
 
 
 @app.command()
