@@ -11,9 +11,23 @@ import torch
 from scipy.optimize import minimize
 from scipy.special import softmax
 
-from mhabook_lib.markov import next_token_law
+from mhabook_lib.markov import context_law, next_token_law
 from mhabook_lib.positional_attention import CrossEntropy, PositionalHeads, every_context
 from mhabook_lib.validation import require_count
+
+
+def context_joint(law: np.ndarray, num_positions: int, white: bool = False) -> np.ndarray:
+    """Joint law (d,) * (T + 1) of T context tokens and the next one.
+
+    The contexts follow the stationary chain, or are independent and uniform (`white`).
+    """
+    lags, dim = law.ndim - 1, law.shape[-1]
+    if white:
+        context = np.full((dim,) * num_positions, float(dim) ** -num_positions)
+    else:
+        context = context_law(law, num_positions)
+    extra = (1,) * (num_positions - lags)
+    return context[..., None] * law.reshape(law.shape[:-1] + extra + law.shape[-1:])
 
 
 def first_lags(joint: np.ndarray, lags: int) -> np.ndarray:
@@ -32,18 +46,16 @@ def truncated_cross_entropy(teacher: np.ndarray, joint: np.ndarray, lags: int) -
 
 
 def restricted_cross_entropy(joint: np.ndarray, lags: int) -> float:
-    """Least cross entropy of softmax(b + sum_{k<=r} B_k x_k): a convex problem, solved by L-BFGS."""
+    """Least cross entropy of softmax(sum_{k<=r} B_k x_k): a convex problem, solved by L-BFGS."""
     dim, law = joint.shape[-1], first_lags(joint, lags)
     if lags == 0:
         return float(-(law * np.log(law)).sum())
-    population = _population(law)
+    population = exact_population(law)
 
     def objective(flat):
         w = torch.as_tensor(flat).reshape(lags, dim, dim)
-        outputs = population.x @ w.movedim(-2, -3).flatten(-2).mT
-        share = population.weights[:, None] * torch.softmax(outputs, -1)
-        slope = population._by_position(share) - population.statistic
-        return float(population.of_matrix(w, outputs)), slope.numpy().ravel()
+        loss, slope = population.at(w, population.x @ w.movedim(-2, -3).flatten(-2).mT)
+        return float(loss), slope.numpy().ravel()
 
     return _least(objective, np.zeros(lags * dim * dim))
 
@@ -55,7 +67,7 @@ def pattern_cross_entropy(joint: np.ndarray, heads: int, restarts: int, rng) -> 
     """
     require_count("restarts", restarts)
     dim, positions = joint.shape[-1], joint.ndim - 1
-    population, cut = _population(joint), heads * positions
+    population, cut = exact_population(joint), heads * positions
 
     def objective(flat):
         flat = torch.as_tensor(flat)
@@ -74,11 +86,17 @@ def pattern_cross_entropy(joint: np.ndarray, heads: int, restarts: int, rng) -> 
     return min(_least(objective, start) for start in starts)
 
 
-def _population(joint: np.ndarray) -> CrossEntropy:
-    dim, positions = joint.shape[-1], joint.ndim - 1
-    rows = torch.as_tensor(joint.reshape(-1, dim))
+def exact_population(joint: np.ndarray, device=None) -> CrossEntropy:
+    """The loss of all d^T contexts with their probabilities and next-token laws.
+
+    joint (d,) * (T + 1), or (E,) + (d,) * (T + 1) for one law per model of a stack.
+    """
+    dim = joint.shape[-1]
+    stack = joint.shape[: int(joint.shape[0] != dim)]
+    positions = joint.ndim - 1 - len(stack)
+    rows = torch.as_tensor(joint.reshape(*stack, -1, dim), device=device)
     weights = rows.sum(-1)
-    return CrossEntropy(every_context(positions, dim), weights, rows / weights[:, None])
+    return CrossEntropy(every_context(positions, dim, device), weights, rows / weights[..., None])
 
 
 def _least(objective, start) -> float:
@@ -86,7 +104,7 @@ def _least(objective, start) -> float:
     return float(minimize(objective, start, jac=True, method="L-BFGS-B", options=options).fun)
 
 
-def best_single_pattern_slopes(joint: np.ndarray) -> np.ndarray:
+def plateau_slopes(joint: np.ndarray) -> np.ndarray:
     """`D_i = dL/ds_i` at full attention on the last token, its value matrix the exact fit, (T,).
 
     A negative D_i pulls attention towards lag i on the first plateau. Source: incremental.X1.

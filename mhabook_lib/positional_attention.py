@@ -9,11 +9,13 @@ Source: \\cite yuksel2026incremental, claims incremental.F2 to F5.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from mhabook_lib.markov import sample_chain, windows
 from mhabook_lib.validation import require_count, require_finite, require_positive
 
 OPTIMISERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
@@ -77,23 +79,26 @@ class CrossEntropy:
     def __init__(self, x: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor):
         self.x, self.weights, self.dim = x, weights, targets.shape[-1]
         self.num_positions = x.shape[-1] // self.dim
-        self.statistic = self._by_position(weights[..., None] * targets)
+        self.statistic = self.by_position(weights[..., None] * targets)
 
     def loss(self, heads: PositionalHeads) -> torch.Tensor:
         """One number per model."""
-        return self.of_matrix(heads.matrix(), predictions(heads, self.x))
-
-    def of_matrix(self, w: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
-        normaliser = (self.weights * torch.logsumexp(outputs, -1)).sum(-1)
-        return normaliser - (self.statistic * w).sum((-3, -2, -1))
+        return self.at(heads.matrix(), predictions(heads, self.x))[0]
 
     def loss_and_gradient(self, heads: PositionalHeads):
-        outputs = predictions(heads, self.x)
-        probabilities = self.weights[..., None] * torch.softmax(outputs, -1)
-        slope = self._by_position(probabilities) - self.statistic
-        return self.of_matrix(heads.matrix(), outputs), heads.pulled_back(slope)
+        loss, slope = self.at(heads.matrix(), predictions(heads, self.x))
+        return loss, heads.pulled_back(slope)
 
-    def _by_position(self, rows: torch.Tensor) -> torch.Tensor:
+    def at(self, w: torch.Tensor, outputs: torch.Tensor):
+        """Loss and its derivative by W, for W and the outputs X W that it gives."""
+        top = outputs.amax(-1, keepdim=True)
+        shares = torch.exp(outputs - top)
+        total = shares.sum(-1, keepdim=True)
+        normaliser = (self.weights * (top + total.log()).squeeze(-1)).sum(-1)
+        slope = self.by_position(shares * (self.weights[..., None] / total)) - self.statistic
+        return normaliser - (self.statistic * w).sum((-3, -2, -1)), slope
+
+    def by_position(self, rows: torch.Tensor) -> torch.Tensor:
         """`sum_n rows_n x_n^T` by position, (..., T, d_out, d_in)."""
         if self.x.ndim == 2 and rows.ndim > 2:
             merged = rows.movedim(-2, 0)
@@ -131,12 +136,38 @@ class SquaredError:
         return slope.unflatten(-1, (positions, dim)).movedim(-2, -3)
 
 
+class FreshWindows:
+    """Cross entropy of windows that are sampled anew at every call: `count` sequences at a time."""
+
+    def __init__(self, teacher, num_positions: int, count: int, length: int, rng, device=None):
+        self.teacher, self.num_positions = teacher, num_positions
+        self.count, self.length, self.rng, self.device = count, length, rng, device
+
+    def draw(self) -> CrossEntropy:
+        sequences = sample_chain(self.teacher, self.count, self.length, self.rng)
+        return observed_windows(sequences, self.num_positions, len(self.teacher[0]), self.device)
+
+    def loss_and_gradient(self, heads: PositionalHeads):
+        return self.draw().loss_and_gradient(heads)
+
+
+def observed_windows(sequences, num_positions: int, dim: int, device=None) -> CrossEntropy:
+    """The empirical cross entropy of all windows of sequences (..., B, L), models first."""
+    pairs = [windows(s, num_positions) for s in sequences.reshape(-1, *sequences.shape[-2:])]
+    contexts, following = (np.stack(part) for part in zip(*pairs, strict=True))
+    shape = (*sequences.shape[:-2], contexts.shape[1])
+    x = one_hot(contexts.reshape(*shape, num_positions), dim, device)
+    targets = one_hot(following.reshape(*shape, 1), dim, device)
+    return CrossEntropy(x, x.new_full(shape, 1 / shape[-1]), targets)
+
+
 class StackedRun(NamedTuple):
-    """Recorded steps (n,), losses (n, ...), and the attention (n, ..., H, T) at these steps."""
+    """At the recorded steps (n,): losses (n, ...), attention (n, ..., H, T), what was observed."""
 
     steps: np.ndarray
     losses: np.ndarray
     attention: np.ndarray
+    observed: np.ndarray
     heads: PositionalHeads
 
 
@@ -146,32 +177,60 @@ def train_stacked(
     optimiser: str,
     rate: float,
     record_at: Sequence[int],
+    observe: Callable | None = None,
+    checkpoint: Path | None = None,
 ) -> StackedRun:
     """Train all models of a stack in one pass; record before the update of the steps `record_at`.
 
     "sgd" (gradient descent, stochastic when the gradient is) or "adam": both act on each number
-    alone, so one optimiser serves all models. Raises ValueError for an unknown optimiser, a rate
-    that is not positive, and a loss that becomes non-finite.
+    alone, so one optimiser serves all models. `observe(heads)` adds a tensor to each record. With
+    `checkpoint` the run is saved at each record and goes on from there when called again. Raises
+    ValueError for an unknown optimiser, a rate that is not positive, a loss that becomes
+    non-finite, and a checkpoint of models of other shapes.
     """
     if optimiser not in OPTIMISERS:
         raise ValueError(f"optimiser={optimiser!r}: expected one of {tuple(OPTIMISERS)}")
     require_positive("rate", rate)
-    parameters = [p.clone() for p in heads]
-    rule = OPTIMISERS[optimiser](parameters, lr=rate)
     record_at = sorted(set(record_at))
-    losses, attention = [], []
-    for step in range(record_at[-1] + 1):
+    parameters, records, first = [p.clone() for p in heads], [], 0
+    rule = OPTIMISERS[optimiser](parameters, lr=rate)
+    if checkpoint and checkpoint.is_file():
+        first, records = _resume(checkpoint, parameters, rule)
+    for step in range(first, record_at[-1] + 1):
         model = PositionalHeads(*parameters)
         loss, gradient = loss_and_gradient(model)
-        if step == record_at[len(losses)]:
+        if step == record_at[len(records)]:
             if not bool(torch.isfinite(loss).all()):
                 raise ValueError(f"the loss at step {step} is not finite: rate={rate} is too large")
-            losses.append(loss.cpu().numpy())
-            attention.append(model.attention.cpu().numpy())
+            seen = loss.new_zeros(()) if observe is None else observe(model)
+            records.append([t.cpu().numpy().copy() for t in (loss, model.attention, seen)])
         for parameter, slope in zip(parameters, gradient, strict=True):
             parameter.grad = slope
         rule.step()
-    return StackedRun(np.array(record_at), np.stack(losses), np.stack(attention), model)
+        if checkpoint and step in record_at:
+            _save(checkpoint, step + 1, parameters, rule, records)
+    columns = [np.stack(column) for column in zip(*records, strict=True)]
+    return StackedRun(np.array(record_at), *columns, PositionalHeads(*parameters))
+
+
+def _save(path: Path, step: int, parameters, rule, records) -> None:
+    state = {"step": step, "parameters": parameters, "rule": rule.state_dict(), "records": records}
+    fresh = path.with_suffix(".new")
+    torch.save(state, fresh)
+    fresh.replace(path)
+
+
+def _resume(path: Path, parameters, rule) -> tuple[int, list]:
+    state = torch.load(path, weights_only=False, map_location=parameters[0].device)
+    for old, new in zip(state["parameters"], parameters, strict=True):
+        if old.shape != new.shape:
+            raise ValueError(
+                f"checkpoint {path} holds models of shape {tuple(old.shape)}: expected "
+                f"{tuple(new.shape)}"
+            )
+        new.copy_(old)
+    rule.load_state_dict(state["rule"])
+    return state["step"], state["records"]
 
 
 def every_context(num_positions: int, dim: int, device=None) -> torch.Tensor:
