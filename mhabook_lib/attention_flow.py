@@ -173,9 +173,10 @@ def solve(field, start, times, rtol=1e-9, atol=1e-12) -> np.ndarray:
     if times.ndim != 1 or len(times) < 2 or np.any(np.diff(times) <= 0):
         raise ValueError(f"times of shape {times.shape}: expected at least two increasing values")
     method = "LSODA" if times[-1] <= LSODA_UNTIL else "Radau"
-    solution = solve_ivp(
-        field, times[[0, -1]], start, method=method, t_eval=times, rtol=rtol, atol=atol
-    )
+    with np.errstate(over="ignore"):  # trial steps of the implicit solver
+        solution = solve_ivp(
+            field, times[[0, -1]], start, method=method, t_eval=times, rtol=rtol, atol=atol
+        )
     if not solution.success:
         raise ValueError(f"the flow stops at time {solution.t[-1]:.6g}: {solution.message}")
     return solution.y.T

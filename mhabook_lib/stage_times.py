@@ -129,24 +129,27 @@ def riccati_amplitude(target: Target, times, num_heads: int) -> tuple[np.ndarray
     return states[:, -1], class_softmax(states[:, :classes], target.counts)[:, 1]
 
 
-def asymmetry_amplitude(target: Target, times, num_heads: int, power: int = 1) -> np.ndarray:
+def asymmetry_amplitude(
+    target: Target, times, num_heads: int, power: int = 1, gram=None
+) -> np.ndarray:
     """`E(t) = log |da_2 - da_1|` of the antisymmetric mode that starts as da = e_2.
 
     The full variational equation along the symmetric flow, in which the sum over heads stays put:
-    `ds = s (da - s.da)`, `df = R^T w`, `w' = R ds`, and `da' = df - d(s.f)` (power 1) or
+    `ds = s (da - s.da)`, `df = R^T M w`, `w' = R ds`, and `da' = df - d(s.f)` (power 1) or
     `ds (f - s.f) + s (df - d(s.f))` (power 2). Direction and logarithm of the length are
     integrated, so that nothing overflows. Source: incremental.T5.
     """
     features, classes = target.matrix.shape
     counts, size = target.counts, classes + features
+    overlaps = np.eye(features) if gram is None else np.asarray(gram)
 
     def variation(a, v, da, w):
         s = class_softmax(a, counts)
         residual = target.residual(s[None], v[None], [num_heads])
-        force = v @ residual
+        force = v @ overlaps @ residual
         mean = (s * force) @ counts
         ds = s * (da - (s * da) @ counts)
-        df = w @ residual
+        df = w @ overlaps @ residual
         centred = df - (ds * force + s * df) @ counts
         if power == 2:
             centred = ds * (force - mean) + s * centred
@@ -154,7 +157,7 @@ def asymmetry_amplitude(target: Target, times, num_heads: int, power: int = 1) -
 
     def field(_, state):
         a, v = state[:classes], state[classes:size]
-        base = flow_velocity(target, a[None], v[None], [num_heads], power)
+        base = flow_velocity(target, a[None], v[None], [num_heads], power, gram)
         mode = state[size : 2 * size]
         mode = mode / np.linalg.norm(mode)
         change = variation(a, v, mode[:classes], mode[classes:])
