@@ -73,7 +73,7 @@ def group_target(importances, num_positions: int, group_sizes=None) -> Target:
 
 def position_target(matrix) -> Target:
     """Any target (K, T) with one class per position: overlapping groups, unequal weights."""
-    matrix = np.asarray(matrix, dtype=float)
+    matrix = np.array(matrix, dtype=float, order="C")
     if matrix.ndim != 2:
         raise ValueError(f"matrix of shape {matrix.shape}: expected (K, T)")
     require_finite("matrix", matrix)

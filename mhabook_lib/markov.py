@@ -48,7 +48,10 @@ def reference_teacher(dim: int, num_lags: int, ratio: float, strength: float, se
         new = u @ vt
         for old in directions:
             new = new - (new * old).sum() * old
-        directions.append(new / np.linalg.norm(new))
+        length = np.linalg.norm(new)
+        if length < 1e-8:
+            raise ValueError(f"dim={dim}, seed={seed}: its orthogonal factors are dependent")
+        directions.append(new / length)
     scale = strength * ratio ** np.arange(num_lags - 1, -1, -1.0) * np.sqrt(dim)
     return scale[:, None, None] * (basis @ np.stack(directions) @ basis.T)
 
@@ -99,8 +102,8 @@ def context_law(law: np.ndarray, num_positions: int, stationary=None) -> np.ndar
 def sample_chain(teacher: np.ndarray, count: int, length: int, rng: np.random.Generator):
     """`count` sequences of `length` tokens in the order of time, after K uniform ones, (B, L).
 
-    All sequences advance together: the columns of A_k are gathered by token, and the Gumbel maximum
-    draws the next one. Raises ValueError for a length of at most the order K.
+    All sequences advance together: the columns of A_k are gathered by token, and the inverse of the
+    distribution function draws the next one. Raises ValueError for a length of at most the order K.
     """
     teacher = _checked(teacher)
     lags, dim, _ = teacher.shape
@@ -111,10 +114,13 @@ def sample_chain(teacher: np.ndarray, count: int, length: int, rng: np.random.Ge
     tokens = np.empty((length, count), dtype=np.int64)
     tokens[:lags] = rng.integers(dim, size=(lags, count))
     for t in range(lags, length):
-        logits = rng.gumbel(size=(count, dim))
-        for k in range(lags):
+        logits = columns[0, tokens[t - 1]]
+        for k in range(1, lags):
             logits += columns[k, tokens[t - 1 - k]]
-        tokens[t] = logits.argmax(1)
+        logits -= logits.max(1, keepdims=True)
+        below = np.exp(logits, out=logits).cumsum(1)
+        level = rng.random((count, 1)) * below[:, -1:]
+        tokens[t] = (below <= level).sum(1)
     return tokens.T
 
 
