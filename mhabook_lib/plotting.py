@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import io
+
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -120,6 +124,45 @@ def globe(axis, points, labels):
     axis.set(aspect="equal", xlim=(-1.08, 1.08), ylim=(-1.08, 1.08))
     axis.axis("off")
     return axis
+
+
+class Animation:
+    """Frames of equal size as one small moving picture, with a still for print and quiet screens.
+
+    figures: drawn one after the other, closed here; `alt` says what is seen.
+    """
+
+    def __init__(self, figures, milliseconds: int, alt: str, dpi: int = 80):
+        from PIL import Image
+
+        self.alt, frames = alt, []
+        for figure in figures:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, dpi=dpi)
+            plt.close(figure)
+            frames.append(Image.open(buffer).convert("P", palette=Image.Palette.ADAPTIVE))
+        moving = io.BytesIO()
+        frames[0].save(
+            moving,
+            "GIF",
+            save_all=True,
+            append_images=frames[1:],
+            duration=[milliseconds] * (len(frames) - 1) + [12 * milliseconds],
+            loop=0,
+            optimize=True,
+        )
+        self.moving, self.still = moving.getvalue(), buffer.getvalue()
+
+    def _repr_html_(self) -> str:
+        gif, png = (base64.b64encode(data).decode() for data in (self.moving, self.still))
+        quiet = "(prefers-reduced-motion: reduce), print"
+        return (
+            f'<picture><source media="{quiet}" srcset="data:image/png;base64,{png}">'
+            f'<img src="data:image/gif;base64,{gif}" alt="{html.escape(self.alt)}"></picture>'
+        )
+
+    def _repr_png_(self) -> bytes:
+        return self.still
 
 
 def show(figure):

@@ -26,6 +26,8 @@ def require_activation(activation: str) -> None:
 
 def require_finite(name: str, value) -> None:
     """Raise if a number, array or tensor holds NaN or infinity."""
+    if isinstance(value, np.ndarray) and min(value.strides, default=0) < 0:
+        value = value.copy()  # torch takes no reversed views
     tensor = torch.as_tensor(value).detach()
     if math.isfinite(float(tensor.sum())):  # one cheap pass in the usual case
         return
@@ -37,9 +39,9 @@ def require_finite(name: str, value) -> None:
 def require_positive(name: str, value) -> None:
     """Raise unless every entry is finite and > 0."""
     require_finite(name, value)
-    tensor = torch.as_tensor(value).detach()
-    if not bool((tensor > 0).all()):
-        raise ValueError(f"{name}={float(tensor.min())!r}: expected a value > 0")
+    lowest = float(value.min() if hasattr(value, "min") else np.min(value))
+    if not lowest > 0:
+        raise ValueError(f"{name}={lowest!r}: expected a value > 0")
 
 
 def require_count(name: str, value) -> None:

@@ -5,7 +5,14 @@ import time
 
 import pytest
 
-from benchmarks import clustering, ensemble, gaussian_equivalence, identification, timing
+from benchmarks import (
+    clustering,
+    ensemble,
+    gaussian_equivalence,
+    identification,
+    incremental,
+    timing,
+)
 
 
 def test_compare_measures_the_ratio():
@@ -83,3 +90,20 @@ def test_laws_and_curves_agree(monkeypatch):
     assert row["ours_error"] < 1e-9 and row["other_error"] < 1e-6
     row = gaussian_equivalence.learning_curve_of_one_target(128)
     assert row["ours_error"] < 1e-12
+
+
+def test_students_stacks_and_samplers_agree(monkeypatch):
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    row = incremental.one_product(64)
+    assert row["ours_error"] < 1e-14 and row["other_error"] < 1e-14
+    row = incremental.stacked_training(3, 8)
+    assert row["ours_error"] < 1e-12 and row["other_error"] == 0
+    row = incremental.sampler()
+    assert row["ours_error"] < 0.2 and row["other_error"] < 0.2
+
+
+def test_euler_steps_go_where_the_flow_goes(monkeypatch):
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    monkeypatch.setattr(incremental, "END", 20.0)
+    row = incremental.reduced_flow()
+    assert row["ours_error"] < 1e-6 and row["other_error"] < 0.02

@@ -61,3 +61,16 @@ def test_style_has_a_white_ground():
     with matplotlib.rc_context():
         plotting.use_style()
         assert matplotlib.rcParams["savefig.facecolor"] == "white"
+
+
+def test_animation_is_small_and_has_a_still_and_words():
+    def frame(k):
+        figure, axis = plotting.panels(width=3)
+        axis.plot([0, k], [0, 1])
+        return figure
+
+    moving = plotting.Animation((frame(k) for k in range(3)), 100, "a line that turns")
+    page = moving._repr_html_()
+    assert 'alt="a line that turns"' in page and "prefers-reduced-motion" in page
+    assert moving._repr_png_().startswith(b"\x89PNG") and moving.moving.startswith(b"GIF")
+    assert len(page) < 200_000

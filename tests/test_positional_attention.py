@@ -1,0 +1,191 @@
+"""Heads that attend by position, their exact losses and their training."""
+
+import numpy as np
+import pytest
+import torch
+
+from mhabook_lib.context_ladders import (
+    context_joint,
+    exact_population,
+    pattern_cross_entropy,
+    plateau_slopes,
+    restricted_cross_entropy,
+    truncated_cross_entropy,
+)
+from mhabook_lib.markov import next_token_law, reference_teacher, sample_chain
+from mhabook_lib.positional_attention import (
+    CrossEntropy,
+    FreshWindows,
+    PositionalHeads,
+    SquaredError,
+    observed_windows,
+    one_hot,
+    positional_heads,
+    predictions,
+    train_stacked,
+)
+
+
+def random_heads(rng, *stack, heads=3, positions=5, dim=4):
+    return PositionalHeads(
+        torch.as_tensor(rng.standard_normal((*stack, heads, positions))),
+        torch.as_tensor(rng.standard_normal((*stack, heads, dim, dim))),
+    )
+
+
+@pytest.mark.parametrize("stack", [(), (2,), (2, 3)])
+def test_one_product_is_the_literal_sum_over_heads(stack):
+    rng = np.random.default_rng(0)
+    heads = random_heads(rng, *stack)
+    tokens = rng.integers(4, size=(7, 5))
+    out = predictions(heads, one_hot(tokens, 4))
+    assert out.shape == (*stack, 7, 4)
+    for index in np.ndindex(*stack):
+        a, v = heads.logits[index], heads.values[index]
+        for n, context in enumerate(tokens):
+            literal = torch.zeros(4, dtype=torch.float64)
+            for h in range(3):
+                s = torch.softmax(a[h], -1)
+                literal += sum(s[i] * v[h][:, token] for i, token in enumerate(context))
+            assert torch.allclose(out[index][n], literal, atol=1e-12)
+
+
+def test_a_transformer_layer_with_position_queries_is_such_a_model():
+    """Keys = one-hot positions, one query vector a head, values on the token block."""
+    rng = np.random.default_rng(1)
+    heads = random_heads(rng)
+    tokens = one_hot(rng.integers(4, size=(6, 5)), 4).unflatten(-1, (5, 4))
+    scores = torch.einsum("hi,ij->hj", heads.logits, torch.eye(5, dtype=torch.float64))
+    pattern = torch.softmax(scores, -1)
+    layer = torch.einsum("hj,hoc,bjc->bo", pattern, heads.values, tokens)
+    assert torch.allclose(predictions(heads, tokens.flatten(1)), layer, atol=1e-12)
+
+
+@pytest.mark.parametrize("stack", [(), (2,)])
+@pytest.mark.parametrize("own_contexts", [False, True])
+def test_cross_entropy_and_its_gradient(stack, own_contexts):
+    rng = np.random.default_rng(2)
+    heads = random_heads(rng, *stack)
+    batch = stack if own_contexts else ()
+    x = one_hot(rng.integers(4, size=(*batch, 9, 5)), 4)
+    weights = torch.as_tensor(rng.dirichlet(np.ones(9), size=stack))
+    targets = torch.as_tensor(rng.dirichlet(np.ones(4), size=(*stack, 9)))
+    task = CrossEntropy(x, weights, targets)
+    free = PositionalHeads(*(p.clone().requires_grad_() for p in heads))
+    logs = torch.log_softmax(predictions(free, x), -1)
+    direct = -(weights[..., None] * targets * logs).sum((-2, -1))
+    loss, gradient = task.loss_and_gradient(heads)
+    assert torch.allclose(loss, direct, atol=1e-12)
+    assert torch.allclose(task.loss(heads), direct, atol=1e-12)
+    for ours, wanted in zip(gradient, torch.autograd.grad(direct.sum(), free), strict=True):
+        assert torch.allclose(ours, wanted, atol=1e-12)
+
+
+def test_squared_error_of_the_population_is_the_mean_of_batches():
+    rng = np.random.default_rng(3)
+    heads = random_heads(rng)
+    teacher = torch.as_tensor(rng.standard_normal((5, 4, 4)))
+    exact = SquaredError(teacher, None)
+    free = PositionalHeads(*(p.clone().requires_grad_() for p in heads))
+    direct = (free.matrix() - teacher).square().sum() / 2
+    loss, gradient = exact.loss_and_gradient(heads)
+    assert torch.allclose(loss, direct)
+    for ours, wanted in zip(gradient, torch.autograd.grad(direct, free), strict=True):
+        assert torch.allclose(ours, wanted, atol=1e-12)
+    sampled = SquaredError(teacher, 200_000, rng, noise=0.5).loss_and_gradient(heads)[1]
+    assert torch.allclose(sampled.values, gradient.values, atol=0.1)
+
+
+def test_a_stack_trains_like_its_models_one_by_one():
+    rng = np.random.default_rng(4)
+    joint = context_joint(next_token_law(reference_teacher(4, 2, 1.5, 1.0, 0)), 3)
+    task = exact_population(joint)
+    start = 0.1 * rng.standard_normal((3, 2, 3))
+    for rule, rate in (("adam", 0.02), ("sgd", 1.0)):
+        together = train_stacked(
+            task.loss_and_gradient, positional_heads(start, 4), rule, rate, [0, 10, 30]
+        )
+        for k in range(3):
+            alone = train_stacked(
+                task.loss_and_gradient, positional_heads(start[k], 4), rule, rate, [0, 10, 30]
+            )
+            assert np.allclose(together.losses[:, k], alone.losses, atol=1e-12)
+
+
+def test_training_goes_on_from_a_checkpoint(tmp_path):
+    joint = context_joint(next_token_law(reference_teacher(4, 2, 1.5, 1.0, 0)), 3, white=True)
+    task, start = exact_population(joint), positional_heads(np.eye(2, 3), 4)
+    whole = train_stacked(task.loss_and_gradient, start, "adam", 0.02, range(0, 31, 5))
+    path = tmp_path / "state.pt"
+    train_stacked(task.loss_and_gradient, start, "adam", 0.02, range(0, 16, 5), checkpoint=path)
+    rest = train_stacked(
+        task.loss_and_gradient, start, "adam", 0.02, range(0, 31, 5), checkpoint=path
+    )
+    assert np.allclose(rest.losses, whole.losses, atol=1e-14)
+    with pytest.raises(ValueError, match="holds models of shape"):
+        train_stacked(
+            task.loss_and_gradient,
+            positional_heads(np.eye(3), 4),
+            "adam",
+            0.02,
+            [0],
+            checkpoint=path,
+        )
+
+
+def test_fresh_and_observed_windows_estimate_the_exact_loss():
+    teacher = reference_teacher(4, 2, 1.5, 1.0, 0)
+    rng = np.random.default_rng(5)
+    heads = random_heads(rng, positions=3)
+    exact = exact_population(context_joint(next_token_law(teacher), 3)).loss(heads)
+    sequences = sample_chain(teacher, 20_000, 24, rng)[:, -4:]
+    observed = observed_windows(sequences, 3, 4).loss(heads)
+    assert float(observed) == pytest.approx(float(exact), abs=0.05)
+    fresh = FreshWindows(teacher, 3, 50, 20, rng).loss_and_gradient(heads)[0]
+    assert float(fresh) == pytest.approx(float(exact), abs=0.5)
+
+
+def test_ladders_are_in_order_and_meet_where_they_must():
+    teacher = reference_teacher(5, 2, 1.7, 1.0, 0)
+    joint = context_joint(next_token_law(teacher), 3)
+    restricted = [restricted_cross_entropy(joint, r) for r in range(3)]
+    truncated = [truncated_cross_entropy(teacher, joint, r) for r in range(3)]
+    assert np.all(np.diff(restricted) < 0)
+    assert np.all(np.array(restricted) <= np.array(truncated) + 1e-9)
+    assert restricted[2] == pytest.approx(truncated[2], abs=1e-8)
+    pattern = pattern_cross_entropy(joint, 1, 2, np.random.default_rng(0))
+    assert truncated[2] < pattern <= restricted[1] + 1e-9
+    pairs = joint.sum((1, 2))
+    conditional = pairs / pairs.sum(1, keepdims=True)
+    assert restricted[1] == pytest.approx(-(pairs * np.log(conditional)).sum(), abs=1e-7)
+
+
+def test_plateau_slopes_are_derivatives_of_the_loss():
+    joint = context_joint(next_token_law(reference_teacher(5, 2, 1.7, 1.0, 3)), 3)
+    task = exact_population(joint)
+    pair = joint.sum((1, 2))
+    value = torch.as_tensor(np.log(pair / pair.sum(1, keepdims=True)).T.copy())
+    s = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
+    w = s[:, None, None] * value
+    outputs = task.x @ w.movedim(-2, -3).flatten(-2).mT
+    loss = (task.weights * torch.logsumexp(outputs, -1)).sum() - (task.statistic * w).sum()
+    (gradient,) = torch.autograd.grad(loss, s)
+    assert np.allclose(plateau_slopes(joint), gradient.numpy(), atol=1e-12)
+
+
+def test_bad_input_is_named():
+    task = exact_population(context_joint(next_token_law(reference_teacher(4, 2, 1.5, 1.0, 0)), 3))
+    heads = positional_heads(np.eye(2, 3), 4)
+    with pytest.raises(ValueError, match="H <= T"):
+        positional_heads(np.zeros((4, 3)), 4)
+    with pytest.raises(ValueError, match="logits"):
+        positional_heads(np.full((2, 3), np.nan), 4)
+    with pytest.raises(ValueError, match="optimiser='lion'"):
+        train_stacked(task.loss_and_gradient, heads, "lion", 0.1, [0])
+    with pytest.raises(ValueError, match="rate"):
+        train_stacked(task.loss_and_gradient, heads, "sgd", 0.0, [0])
+    wild = SquaredError(torch.ones(3, 4, 4, dtype=torch.float64), None)
+    with pytest.raises(ValueError, match="not finite"):
+        train_stacked(wild.loss_and_gradient, heads, "sgd", 1e6, [0, 200])
+    with pytest.raises(ValueError, match="lags=4"):
+        restricted_cross_entropy(np.full((2,) * 4, 1 / 16), 4)
