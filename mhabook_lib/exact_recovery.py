@@ -80,7 +80,8 @@ def _rank(r, digits: int) -> int:
 def _separate(r, count: int):
     """Scores and values of one pair from its values at c = 1, 2, ..., by pencil and solve."""
     flat, shifted = _pencil(r[: 2 * count])
-    poles = mp.eig(mp.lu_solve(flat, shifted), left=False, right=False)
+    pencil = mp.inverse(flat) * shifted
+    poles = [pencil[0]] if count == 1 else mp.eig(pencil, left=False, right=False)
     rho = [-mp.re(pole) for pole in poles]
     shares = mp.matrix([[c / (c + p) for p in rho] for c in range(1, count + 1)])
     return [-mp.log(p) for p in rho], list(mp.lu_solve(shares, mp.matrix(r[:count])))
@@ -119,7 +120,7 @@ def _link(plan, pairs, first, second, third) -> list[int]:
 
 
 def _error(found_w, found_v, w, v) -> mp.mpf:
-    cost = [[mp.norm(a - b, "f") / mp.norm(b, "f") for b in w] for a in found_w]
+    cost = [[mp.mnorm(a - b, "f") / mp.mnorm(b, "f") for b in w] for a in found_w]
     rows, columns = linear_sum_assignment(np.array([[float(x) for x in row] for row in cost]))
     pairs = list(zip(rows, columns, strict=True))
     values = [mp.norm(found_v[i] - v[j]) / mp.norm(v[j]) for i, j in pairs]

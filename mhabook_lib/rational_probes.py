@@ -88,7 +88,8 @@ def separate_heads(t, r, num_heads: int, refinements: int = 3) -> PairHeads:
     Poles from the pencil, reduced to its leading `num_heads` singular directions when there are
     more samples than unknowns; values by least squares; then Gauss-Newton steps on the samples
     of the pair. A pole that is complex, non-finite or not that of a head makes a pair not ok; its
-    place is taken by a start for a joint fit, and the caller must judge that fit. Raises ValueError for fewer than 2 H samples.
+    place is taken by a start for a joint fit, and the caller must judge that fit. Raises
+    ValueError for fewer than 2 H samples.
     """
     t, r = np.asarray(t, dtype=float), np.atleast_2d(np.asarray(r, dtype=float))
     if len(t) < 2 * num_heads or len(t) % 2:
