@@ -229,7 +229,9 @@ def probe_system(heads, u, b, counts, answers, singles, alone):
     by_w = np.einsum("mqh,ma,mc->mqhac", slope, u, b, optimize=True)
     by_v = shares[..., None] * u[:, None, None] + b[:, None, None]
     size = answers.size
-    jacobian = np.concatenate([by_w.reshape(size, -1), by_v.reshape(size, -1)], axis=1)
+    jacobian = np.concatenate(
+        [by_w.reshape(size, heads.w.size), by_v.reshape(size, heads.v.size)], axis=1
+    )
     plain = np.zeros((len(singles), jacobian.shape[1]))
     plain[:, heads.w.size :] = np.tile(singles, len(heads.v))
     return (
@@ -261,12 +263,13 @@ def polished(start: QueryHeads, asked) -> QueryHeads:
 
 def assemble(plan: Plan, t, pairs: PairHeads, u_basis, b_basis) -> QueryHeads:
     """Put the heads of all cells in one order along the links, and solve for W and v."""
-    dim, heads = len(u_basis), pairs.s.shape[-1]
+    dim, columns = plan.cells.shape
+    heads = pairs.s.shape[-1]
     with np.errstate(all="ignore"):
         facts = (pairs.s, pairs.g, *pair_variances(t, pairs))
     at = [tuple(part[k] for part in facts) for k in range(len(pairs.s))]
-    order = np.tile(np.arange(heads), (dim, dim, 1))
-    for j in range(dim):
+    order = np.tile(np.arange(heads), (dim, columns, 1))
+    for j in range(columns):
         if j and len(plan.columns):
             top, own, both = plan.cells[0, 0], plan.cells[0, j], plan.columns[j - 1]
             order[0, j] = link_heads(at[top], at[own], at[both], same_u=True)
@@ -285,10 +288,10 @@ def assemble(plan: Plan, t, pairs: PairHeads, u_basis, b_basis) -> QueryHeads:
 
 def match_by_value(plan: Plan, pairs: PairHeads, order: np.ndarray) -> None:
     """Columns after the first by their values g, which do not depend on b; in place."""
-    dim = len(plan.cells)
-    for i in range(dim):
+    rows, columns = plan.cells.shape
+    for i in range(rows):
         wanted = pairs.g[plan.cells[i, 0]][order[i, 0]]
-        for j in range(1, dim):
+        for j in range(1, columns):
             gap = np.abs(wanted[:, None] - pairs.g[plan.cells[i, j]])
             order[i, j] = linear_sum_assignment(np.nan_to_num(gap, nan=FAR, posinf=FAR))[1]
 
