@@ -166,6 +166,22 @@ def learn_by_dual_probes(
     return asked.finished(QueryHeads(w, v), {"condition": spread}, rng)
 
 
+class OneColumn:
+    """The answers at one b see W_h b only: the rest of W_h is held at zero."""
+
+    def __init__(self, asked: Answers, b: np.ndarray):
+        self.asked = asked
+        self.others = np.linalg.svd(b[None])[2][1:]
+
+    def system(self, heads: QueryHeads):
+        misfit, jacobian = self.asked.system(heads)
+        rows, dim = heads.v.shape
+        held = np.zeros((rows * dim * (dim - 1), jacobian.shape[1]))
+        held[:, : heads.w.size] = np.kron(np.eye(rows * dim), self.others)
+        rest = (heads.w @ self.others.T).ravel()
+        return np.concatenate([misfit, rest]), np.concatenate([jacobian, held])
+
+
 def _first_column(asked: Answers, u, b, total, num_heads):
     """Values v (H, d) and W_h b (H, d) from the pairs of one column and its links."""
     dim = len(u)
@@ -179,7 +195,10 @@ def _first_column(asked: Answers, u, b, total, num_heads):
         pairs, np.broadcast_to(b, pairs.shape), index[:dim, None], index[dim:, None], index[:0]
     )
     column = assemble(plan, t, found, u, np.eye(1))
-    return column.v, column.w[..., 0]
+    if not all(np.isfinite(part).all() for part in column):
+        raise RecoveryError("the first column has no finite model", {})
+    joint = polished(QueryHeads(column.w * b, column.v), OneColumn(asked, b))
+    return joint.v, joint.w @ b
 
 
 def _dual_column(asked: Answers, dual, free, v, total, b) -> np.ndarray:
