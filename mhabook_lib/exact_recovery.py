@@ -10,7 +10,7 @@ import mpmath as mp
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from mhabook_lib.query_oracle import QueryHeads
+from mhabook_lib.query_oracle import QueryHeads, canonical_heads
 from mhabook_lib.query_recovery import query_plan
 
 
@@ -20,13 +20,11 @@ def exact_recovery(
     rng: np.random.Generator,
     *,
     max_heads: int | None = None,
-    samples: int | None = None,
 ) -> tuple[mp.mpf, int, int, int]:
     """Relative error, number of queries, longest sequence, and number of heads found.
 
     All of it at `digits` decimal digits. With `max_heads` the number of heads is the rank of the
-    Loewner matrix of the first pair. `samples` overrides the 2 H counts per pair (fewer are not
-    enough).
+    Loewner matrix of the first pair. The error is that against the canonical form of `heads`.
     """
     bound = max_heads or len(heads.w)
     dim, counted = heads.dim, {"queries": 0, "length": 0}
@@ -47,7 +45,7 @@ def exact_recovery(
                 answer += (value.T * b)[0] + (value.T * u)[0] * z / (1 + z)
             return answer
 
-        copies = range(1, (samples or 2 * bound) + 1)
+        copies = range(1, 2 * bound + 1)
         answers = [[ask(u, b, c) for c in copies] for u, b in zip(plan.u, plan.b, strict=True)]
         alone = ask(np.zeros(dim), plan.b[plan.cells[0, 0]], 0)
         count = _rank([a - alone for a in answers[0]], digits) if max_heads else len(heads.w)
@@ -61,6 +59,10 @@ def exact_recovery(
             for row, offset in zip(answers, offsets, strict=True)
         ]
         found_w, found_v = _assembled(plan, pairs, count, u_inverse, b_inverse)
+        truth = canonical_heads(heads)
+        if count != len(truth.w):
+            return mp.inf, *counted.values(), count
+        w, v = ([mp.matrix(a.tolist()) for a in part] for part in truth)
         return _error(found_w, found_v, w, v), *counted.values(), count
 
 

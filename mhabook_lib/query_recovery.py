@@ -136,6 +136,8 @@ def learn_attention(
         raise RecoveryError(f"{bad} of {len(pairs.ok)} pairs have no admissible poles", report)
     found = polished(raw, asked) if polish else raw
     report["residual"] = asked.residual(found)
+    if oracle.noise:
+        report["predicted"] = predicted_error(found, asked, oracle.noise)
     allowed = max(EXACT, 10 * oracle.noise / asked.size)
     if polish and not report["residual"] <= allowed:
         raise RecoveryError(
@@ -238,6 +240,19 @@ def probe_system(heads, u, b, counts, answers, singles, alone):
         np.concatenate([misfit.ravel(), singles @ heads.total - alone]),
         np.concatenate([jacobian, plain]),
     )
+
+
+def predicted_error(heads: QueryHeads, asked, noise: float) -> float:
+    """Largest relative error of a W_h or v_h that `noise^2 (J^T J)^-1` predicts; queries.T4."""
+    spread = np.linalg.pinv(asked.system(heads)[1])
+    variance = noise**2 * np.square(spread).sum(1)
+    by_w, by_v = np.split(variance, [heads.w.size])
+    errors = [
+        np.sqrt(part.reshape(value.shape).reshape(len(value), -1).sum(1))
+        / np.linalg.norm(value.reshape(len(value), -1), axis=1)
+        for part, value in ((by_w, heads.w), (by_v, heads.v))
+    ]
+    return float(np.max(errors))
 
 
 def polished(start: QueryHeads, asked) -> QueryHeads:
