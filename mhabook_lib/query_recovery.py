@@ -24,6 +24,7 @@ from mhabook_lib.validation import require_count
 
 DESIGNS = ("stated", "balanced", "infinity", "distinct")
 EXACT = 1e-12
+CERTAIN = 1e-8
 FAR = 1e30
 
 
@@ -136,13 +137,19 @@ def learn_attention(
         raise RecoveryError(f"{bad} of {len(pairs.ok)} pairs have no admissible poles", report)
     found = polished(raw, asked) if polish else raw
     report["residual"] = asked.residual(found)
-    if oracle.noise:
-        report["predicted"] = predicted_error(found, asked, oracle.noise)
+    level = oracle.noise or report["residual"] * asked.size
+    report["predicted"] = predicted_error(found, asked, level)
     allowed = max(EXACT, 10 * oracle.noise / asked.size)
     if polish and not report["residual"] <= allowed:
         raise RecoveryError(
             f"the model found misses the answers by {report['residual']:.2g} of their size: "
             f"expected at most {allowed:.2g}",
+            report,
+        )
+    if polish and not oracle.noise and not report["predicted"] <= CERTAIN:
+        raise RecoveryError(
+            f"the answers determine the model to {report['predicted']:.2g} only: expected at most "
+            f"{CERTAIN:g}",
             report,
         )
     return Recovery(found, raw, report)

@@ -16,6 +16,7 @@ from scipy.special import expit
 from mhabook_lib.validation import require_count
 
 DESIGNS = ("integer", "balanced")
+OFFSET = 0.93  # z / (z + OFFSET) keeps the pole of a zero score, rho = 1, finite
 
 
 class PairHeads(NamedTuple):
@@ -96,14 +97,15 @@ def separate_heads(t, r, num_heads: int, refinements: int = 3) -> PairHeads:
         raise ValueError(f"{len(t)} samples: expected an even number of at least {2 * num_heads}")
     order = np.argsort(t)
     t, r = t[order], r[:, order]
-    flat, shifted = loewner_pencil(t, r / t)
+    x = t / (t + OFFSET * (1 - t))
+    flat, shifted = loewner_pencil(x, r / x)
     if flat.shape[-1] > num_heads:
         left, _, right = np.linalg.svd(flat)
         left, right = left[..., :num_heads], right[..., :num_heads, :]
         flat, shifted = (left.mT @ part @ right.mT for part in (flat, shifted))
     with np.errstate(all="ignore"):
         pole = _eigenvalues(flat, shifted)
-        rho = -pole / (1 - pole)
+        rho = -OFFSET * pole / (1 - pole)
         ok = np.isfinite(rho).all(-1) & (rho.real > 0).all(-1)
         ok &= (np.abs(rho.imag) < 1e-9 * np.abs(rho)).all(-1)
         usable = np.isfinite(rho.real) & (rho.real > 0)
@@ -139,11 +141,12 @@ def _newton_step(t, r, s, g) -> np.ndarray:
 
 
 def _eigenvalues(flat, shifted) -> np.ndarray:
-    """Eigenvalues of the pencils; NaN where a pencil is singular."""
-    size = flat.shape[-1]
-    out = np.full((len(flat), size), np.nan, dtype=complex)
-    regular = np.linalg.matrix_rank(flat, tol=0) == size
-    finite = regular & np.isfinite(flat).all((-1, -2)) & np.isfinite(shifted).all((-1, -2))
-    if finite.any():
-        out[finite] = np.linalg.eigvals(np.linalg.solve(flat[finite], shifted[finite]))
+    """Eigenvalues of the pencils; NaN where one is not finite, those of the range if singular."""
+    out = np.full(flat.shape[:-1], np.nan, dtype=complex)
+    finite = np.isfinite(flat).all((-1, -2)) & np.isfinite(shifted).all((-1, -2))
+    try:
+        quotient = np.linalg.solve(flat[finite], shifted[finite])
+    except np.linalg.LinAlgError:
+        quotient = np.linalg.pinv(flat[finite], rcond=1e-16) @ shifted[finite]
+    out[finite] = np.linalg.eigvals(quotient)
     return out
