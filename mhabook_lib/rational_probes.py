@@ -33,7 +33,7 @@ def probe_counts(num: int, max_length: int, design: str = "balanced") -> np.ndar
     "integer": c = 1, 2, .. and m = 1. "balanced": the fractions c/m nearest to equal steps of the
     logarithm between the extreme ones. Raises ValueError when there are not so many.
 
-    >>> [f"{c}/{m}" for c, m in probe_counts(4, 5)]
+    >>> [f"{c:g}/{m:g}" for c, m in probe_counts(4, 5)]
     ['1/4', '2/3', '3/2', '4/1']
     """
     require_count("num", num)
