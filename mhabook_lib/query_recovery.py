@@ -259,8 +259,9 @@ def predicted_error(heads: QueryHeads, asked, noise: float) -> float:
 
     Relative to the head's own norm, or to a hundredth of the largest where that is more.
     """
-    spread = np.linalg.pinv(asked.system(heads)[1])
-    variance = noise**2 * np.square(spread).sum(1)
+    _, scales, directions = np.linalg.svd(asked.system(heads)[1], full_matrices=False)
+    scales = np.maximum(scales, np.finfo(float).eps * scales[0])  # undetermined, not left out
+    variance = np.square(noise * directions / scales[:, None]).sum(0)
     errors = []
     for part, value in zip(np.split(variance, [heads.w.size]), heads, strict=True):
         norms = np.linalg.norm(value.reshape(len(value), -1), axis=1)
