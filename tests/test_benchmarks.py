@@ -11,6 +11,7 @@ from benchmarks import (
     gaussian_equivalence,
     identification,
     incremental,
+    queries,
     timing,
 )
 
@@ -107,3 +108,13 @@ def test_euler_steps_go_where_the_flow_goes(monkeypatch):
     monkeypatch.setattr(incremental, "END", 20.0)
     row = incremental.reduced_flow()
     assert row["ours_error"] < 1e-6 and row["other_error"] < 0.02
+
+
+def test_answers_scores_and_links_agree(monkeypatch):
+    monkeypatch.setattr(timing, "compare", lambda *_: {})
+    for other in (queries.batched_answers, queries.looped_answers):
+        assert queries.answering("other", other)["other_error"] < 1e-12
+    row = queries.separating()
+    assert row["ours_error"] < 1e-8 and row["other_error"] < 1e-8
+    row = queries.linking(5)
+    assert row["ours_error"] == row["other_error"] == 0
