@@ -7,6 +7,7 @@ Token l has the projections `chi*_lf` on the hidden directions: standard normal,
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -89,10 +90,18 @@ class FlippingSpike(_Law):
         return theta * self.amplitudes(theta)
 
     def log_evidence(self, projections: torch.Tensor) -> torch.Tensor:
-        """`ln E_theta exp(sum_f sqrt(nu_f) theta_f chi*_f - nu_f theta_f^2/2)`: (..., F) -> (...)."""
-        scaled = projections * self.amplitudes(projections)
-        flips = torch.log(torch.cosh(scaled[..., 1:].clamp(-300, 300))).sum(-1)
-        return scaled[..., 0] + flips - sum(self.strengths) / 2
+        """`ln E exp(sqrt(nu_f) theta_f chi*_f - nu_f theta_f^2/2)` by feature: (..., F) -> same."""
+        amplitudes = self.amplitudes(projections)
+        scaled = projections * amplitudes
+        size = scaled.abs()
+        folded = size + torch.log1p(torch.exp(-2 * size)) - math.log(2)
+        constant = torch.arange(self.num_features, device=scaled.device) == 0
+        return torch.where(constant, scaled, folded) - amplitudes.square() / 2
+
+    def signal_mixture(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means (A, F) and variances (F,) of the equally likely Gaussian parts of the signal."""
+        atoms = self.atoms()
+        return atoms, torch.zeros_like(atoms[0])
 
 
 @dataclass(frozen=True)
@@ -112,9 +121,14 @@ class GaussianFeatures(_Law):
         return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
 
     def log_evidence(self, projections: torch.Tensor) -> torch.Tensor:
-        """`sum_f (nu_f chi*_f^2/(1 + nu_f) - ln(1 + nu_f))/2`: (..., F) -> (...)."""
+        """`(nu_f chi*_f^2/(1 + nu_f) - ln(1 + nu_f))/2` by feature: (..., F) -> same."""
         nu = self.amplitudes(projections).square()
-        return (projections.square() * nu / (1 + nu) - torch.log1p(nu)).sum(-1) / 2
+        return (projections.square() * nu / (1 + nu) - torch.log1p(nu)) / 2
+
+    def signal_mixture(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means (A, F) and variances (F,) of the equally likely Gaussian parts of the signal."""
+        nu = torch.tensor(self.strengths)
+        return torch.zeros_like(nu).unsqueeze(0), nu
 
 
 @dataclass(frozen=True)
@@ -136,10 +150,16 @@ class ConstantGaussian(GaussianFeatures):
 
     def log_evidence(self, projections: torch.Tensor) -> torch.Tensor:
         """As for the parent law, with `sqrt(nu_1) chi*_1 - nu_1/2` for the constant feature."""
-        nu = self.amplitudes(projections).square()
-        rest = projections.square() * nu / (1 + nu) - torch.log1p(nu)
-        constant = nu[0].sqrt() * projections[..., 0] - nu[0] / 2
-        return constant + rest[..., 1:].sum(-1) / 2
+        evidence = super().log_evidence(projections)
+        nu = self.strengths[0]
+        evidence[..., 0] = nu**0.5 * projections[..., 0] - nu / 2
+        return evidence
+
+    def signal_mixture(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means (A, F) and variances (F,) of the equally likely Gaussian parts of the signal."""
+        means, variances = super().signal_mixture()
+        means[0, 0], variances[0] = self.strengths[0] ** 0.5, 0.0
+        return means, variances
 
 
 LAWS = {law.name: law for law in (FlippingSpike, GaussianFeatures, ConstantGaussian)}
