@@ -54,7 +54,7 @@ def split_average(tokens: int, nu: float) -> float:
     require_count("tokens", tokens)
     x, weights = _normal_grid(nu)
     log_y = nu**0.5 * x - nu / 2
-    log_s = _laplace_nodes(log_y, weights, tokens)
+    log_s = _laplace_nodes(log_y, weights)
     phi, p2, p3, p4, p5 = _moments(log_y, weights, log_s, (0, 2, 3, 4, 5))  # with s^k
     one, two = phi ** (tokens - 1), (tokens - 1) * phi ** max(tokens - 2, 0)
     terms = (
