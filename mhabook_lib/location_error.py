@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from .head_competition import symmetric_root
 from .numerics.quadrature import gauss_hermite
 from .single_location import HeadState
 from .validation import require_count
@@ -29,7 +28,7 @@ def bayes_error(law, tokens: int, bins: int = 4_000) -> float:
     0.397226
     """
     require_count("tokens", tokens)
-    if law.num_features <= 2:
+    if law.num_features <= 2 and law.name == "flip":
         return float(_posterior_error(*_evidence_grid(law), tokens))
     coarse, fine = (_posterior_error(*_folded(law, n), tokens) for n in (bins, 2 * bins))
     return float(fine + (fine - coarse) / 3)

@@ -21,7 +21,7 @@ KINDS = ("softmax", "softmax1", "bsoftmax")
 
 
 class HeadState(NamedTuple):
-    """Order parameters: overlaps `M (..., H, F)` and orthogonal Gram `R (..., H, H)` of the keys."""
+    """Order parameters of the keys: overlaps `M (..., H, F)`, orthogonal Gram `R (..., H, H)`."""
 
     overlaps: torch.Tensor
     gram: torch.Tensor
