@@ -191,7 +191,9 @@ def integrate_competition(
             heads = state.gram.shape[-1]
             drawn = samples or symmetrised_samples(points, tokens, heads, law, generator)
             change = velocity(state, drawn, kind, eta, **options)
-            state = HeadState(*(x + (late - early) / count * d for x, d in zip(state, change)))
+            state = HeadState(
+                *(x + (late - early) / count * d for x, d in zip(state, change, strict=True))
+            )
         if not bool(torch.isfinite(state.gram).all()):
             raise ValueError(f"the state is not finite at time {late}: expected a smaller dt={dt}")
         path.append(state)
