@@ -43,7 +43,7 @@ def blind_rates(tokens: int, heads: int, nu: float, kind: str, eta: float = 1.0)
 
 
 def split_average(tokens: int, nu: float) -> float:
-    """`E[S_2 + S_2^2 - 4 S_3 - 2 S_2 S_3 + 4 S_4]`, S_k the power sums of the posterior over places.
+    """`E[S_2 + S_2^2 - 4 S_3 - 2 S_2 S_3 + 4 S_4]`, S_k the power sums of the posterior.
 
     One integral over s, with `y = exp(sqrt(nu) g - nu/2)`, `phi = E e^{-sy}` and
     `psi_k = E[y^k e^{-sy}]`. Source: specialization.X3 (ours).

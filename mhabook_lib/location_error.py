@@ -19,9 +19,9 @@ NEGLIGIBLE = 1e-17  # mass, under the noise or under the signal, that is left ou
 def bayes_error(law, tokens: int, bins: int = 4_000) -> float:
     """Least possible `E|e_eps - a|^2`, `1 - int_0^inf phi''(s) phi(s)^{L-1} ds`.
 
-    `phi(s) = E_noise exp(-s Ev)` with the evidence Ev of one token. Up to two features on a product
-    grid; more are folded one at a time into a histogram of ln Ev, Richardson extrapolated in the
-    width of its bins. Raises ValueError unless tokens >= 1. Source: specialization.P7.
+    `phi(s) = E_noise exp(-s Ev)` with the evidence Ev of one token. Up to two flipping features on
+    a product grid; else features are folded one at a time into a histogram of ln Ev, extrapolated
+    in the width of its bins. Raises ValueError unless tokens >= 1. Source: specialization.P7.
 
     >>> from mhabook_lib.single_location import feature_law
     >>> round(bayes_error(feature_law("flip", [2, 2]), 5), 6)
@@ -44,7 +44,7 @@ def _normal_grid(strength: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _evidence_grid(law):
     """Points of ln Ev with their weights; points of no weight for noise and signal are dropped."""
-    points, weights = torch.zeros(1), torch.ones(1)
+    points, weights = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     for f, nu in enumerate(law.strengths):
         values, mass = _add_feature(points, weights, law, f, nu)
         points, weights = values, mass
@@ -53,7 +53,7 @@ def _evidence_grid(law):
 
 def _add_feature(points, weights, law, f, nu):
     x, w = _normal_grid(nu)
-    full = torch.zeros(x.numel(), law.num_features)
+    full = torch.zeros(x.numel(), law.num_features, dtype=x.dtype)
     full[:, f] = x
     values = (points.unsqueeze(-1) + law.log_evidence(full)[:, f]).flatten()
     mass = (weights.unsqueeze(-1) * w).flatten()
@@ -63,23 +63,25 @@ def _add_feature(points, weights, law, f, nu):
 
 def _folded(law, bins):
     """Points and weights of ln Ev: a histogram with linear sharing between neighbouring bins."""
-    points, weights = torch.zeros(1), torch.ones(1)
+    points, weights = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     for f, nu in enumerate(law.strengths):
         values, mass = _add_feature(points, weights, law, f, nu)
         low, high = values.min(), values.max()
         place = (values - low) / (high - low) * (bins - 1)
         index = place.floor().long().clamp(max=bins - 2)
         right = place - index
-        weights = torch.zeros(bins).index_add_(0, index, mass * (1 - right))
+        weights = torch.zeros(bins, dtype=mass.dtype).index_add_(0, index, mass * (1 - right))
         weights.index_add_(0, index + 1, mass * right)
-        points = torch.linspace(float(low), float(high), bins)
+        points = torch.linspace(float(low), float(high), bins, dtype=mass.dtype)
     return points, weights
 
 
 def _laplace_nodes(log_values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Nodes ln s between which every integrand of this module lives."""
     heavy = log_values[weights * (1 + log_values.clamp(max=300).exp()) > NEGLIGIBLE]
-    return torch.arange(-float(heavy.max()) - 40, -float(heavy.min()) + 5, STEP)
+    return torch.arange(
+        -float(heavy.max()) - 40, -float(heavy.min()) + 5, STEP, dtype=torch.float64
+    )
 
 
 def _moments(log_values, weights, log_s, powers):
@@ -107,7 +109,7 @@ def joint_error(noise, signal, tokens: int) -> float:
     log_s = _laplace_nodes(*noise)
     low = _laplace_nodes(*signal)
     start, stop = min(log_s[0], low[0]), max(log_s[-1], low[-1])
-    log_s = torch.arange(float(start), float(stop), STEP)
+    log_s = torch.arange(float(start), float(stop), STEP, dtype=torch.float64)
     phi, square = _moments(*noise, log_s, (0, 2))
     damped, first, second = _moments(*signal, log_s, (0, 1, 2))
     power = phi ** (tokens - 2)
@@ -186,7 +188,9 @@ def _pair_products(pair, law, tokens, nodes):
     """`E p_h,eps` of the first head, and `sum_l E p_hl p_h'l`."""
     clouds = _token_clouds(pair, law, nodes)
     every = torch.cat([x for x, _ in clouds])
-    log_s = torch.arange(-float(every.max()) - 15, -float(every.min()) + 4, STEP)
+    log_s = torch.arange(
+        -float(every.max()) - 15, -float(every.min()) + 4, STEP, dtype=torch.float64
+    )
     if len(log_s) > 600:
         raise ValueError(f"{len(log_s)} Laplace nodes: expected keys of moderate norm")
     tables = {}
