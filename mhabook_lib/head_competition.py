@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -182,10 +183,10 @@ def integrate_competition(
     and for states that become non-finite. Source: specialization.X4 (ours).
     """
     times = [float(time) for time in times]
-    if any(late <= early for early, late in zip(times, times[1:], strict=False)):
+    if any(late <= early for early, late in pairwise(times)):
         raise ValueError(f"times={times}: expected strictly increasing values")
     path = [state]
-    for early, late in zip(times, times[1:], strict=False):
+    for early, late in pairwise(times):
         count = max(1, round((late - early) / dt))
         for _ in range(count):
             heads = state.gram.shape[-1]
