@@ -65,9 +65,7 @@ def accept(chapter: Chapter) -> int:
     cells = marked(own_code_cells(executed))
     if not cells:
         raise BookError(f"chapter '{chapter.slug}' has no cell tagged '{MARK}': nothing to accept")
-    records = [
-        {"code": c.source, "executed": True, "outputs": accepted_outputs(c)} for c in cells
-    ]
+    records = [{"code": c.source, "executed": True, "outputs": accepted_outputs(c)} for c in cells]
     chapter.reference.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"chapter": chapter.slug, "cells": records}, indent=1, ensure_ascii=False)
     chapter.reference.write_text(text + "\n", encoding="utf-8")

@@ -179,5 +179,3 @@ def finite(name: str, what: str, value: Any) -> np.ndarray:
     if array.dtype.kind in "fc" and not np.all(np.isfinite(array)):
         raise ValueError(f"check {name!r}: the {what} is not finite, got {array.tolist()}")
     return array
-
-

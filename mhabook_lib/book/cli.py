@@ -182,8 +182,7 @@ def build(profile: Profile = "quick", force: Force = False) -> None:
 
     site = make(find_project(), profile, force=force, say=warn)
     typer.echo(
-        f"Read it:  {short(site / 'index.html')}\n"
-        f"Serve it: python -m http.server -d {short(site)}"
+        f"Read it:  {short(site / 'index.html')}\nServe it: python -m http.server -d {short(site)}"
     )
 
 
