@@ -19,6 +19,7 @@ from mhabook_lib.validation import require_count, require_finite, require_positi
 
 POWERS = (1, 2)
 LSODA_UNTIL = 1e4
+ORTHOGONAL = 1e-8
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,28 @@ def group_target(importances, num_positions: int, group_sizes=None) -> Target:
     if rest:
         matrix, counts = np.pad(matrix, ((0, 0), (0, 1))), np.append(p, rest)
     return Target(matrix, counts)
+
+
+def teacher_target(teacher, num_positions: int, group_sizes=None) -> Target:
+    """Target of a task with transition maps A_k (K, d, d): importances are Frobenius norms.
+
+    The reduction with M = I needs orthogonal maps: raises ValueError for an overlap
+    `<A_j, A_k> / (|A_j| |A_k|)` above 1e-8; use `gram` of `attention_flow` for such maps.
+
+    >>> teacher_target(np.diag([2.0, 0.0])[None], 3).matrix.tolist()
+    [[2.0, 0.0]]
+    """
+    teacher = np.asarray(teacher, dtype=float)
+    if teacher.ndim != 3:
+        raise ValueError(f"teacher of shape {teacher.shape}: expected (K, d, d)")
+    require_finite("teacher", teacher)
+    flat = teacher.reshape(len(teacher), -1)
+    norms = np.linalg.norm(flat, axis=1)
+    require_positive("norms of the transition maps", norms)
+    overlap = np.abs(flat @ flat.T / np.outer(norms, norms) - np.eye(len(norms))).max()
+    if overlap > ORTHOGONAL:
+        raise ValueError(f"transition maps with an overlap of {overlap:.2g}: expected orthogonal")
+    return group_target(norms, num_positions, group_sizes)
 
 
 def position_target(matrix) -> Target:

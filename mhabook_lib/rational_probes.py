@@ -111,7 +111,7 @@ def separate_heads(t, r, num_heads: int, refinements: int = 3) -> PairHeads:
         usable = np.isfinite(rho.real) & (rho.real > 0)
         s = -np.log(np.where(usable, rho.real, 1.0))
     shares = pair_jacobian(t, s, np.ones_like(s))[..., num_heads:]
-    g = (np.linalg.pinv(shares) @ r[..., None])[..., 0]
+    g = _least_squares(shares, r)
     for _ in range(refinements):
         step = _newton_step(t, r, s, g)
         fine = np.isfinite(step).all(-1, keepdims=True) & (np.abs(step).max(-1, keepdims=True) < 1)
@@ -131,6 +131,15 @@ def pair_variances(t, pair: PairHeads) -> tuple[np.ndarray, np.ndarray]:
 def condition(t, s, g) -> np.ndarray:
     """`1 / sigma_min` of the Jacobian of one pair: digits lost, as a factor; queries.X3."""
     return 1 / np.linalg.svd(pair_jacobian(np.asarray(t), s, g), compute_uv=False)[..., -1]
+
+
+def _least_squares(matrices, r) -> np.ndarray:
+    """Least squares for each pair; by QR, or by singular values where two poles coincide."""
+    q, triangle = np.linalg.qr(matrices)
+    try:
+        return np.linalg.solve(triangle, q.mT @ r[..., None])[..., 0]
+    except np.linalg.LinAlgError:
+        return (np.linalg.pinv(matrices) @ r[..., None])[..., 0]
 
 
 def _newton_step(t, r, s, g) -> np.ndarray:

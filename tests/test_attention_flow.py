@@ -11,6 +11,7 @@ from mhabook_lib.attention_flow import (
     flow_velocity,
     group_target,
     position_target,
+    teacher_target,
 )
 
 G = [2.89, 1.7, 1.0]
@@ -146,3 +147,17 @@ def test_a_target_must_be_a_finite_matrix():
         position_target([1.0, 2.0])
     with pytest.raises(ValueError, match="matrix"):
         position_target([[1.0, np.inf]])
+
+
+def test_transition_maps_must_be_orthogonal():
+    maps = np.zeros((2, 3, 3))
+    maps[0, 0, 0], maps[1, 1, 1] = 2.0, 1.0
+    target = teacher_target(maps, 5, [2, 1])
+    assert np.array_equal(target.matrix, group_target([2.0, 1.0], 5, [2, 1]).matrix)
+    maps[1, 0, 0] = 0.1
+    with pytest.raises(ValueError, match="expected orthogonal"):
+        teacher_target(maps, 5)
+    with pytest.raises(ValueError, match="expected \\(K, d, d\\)"):
+        teacher_target(maps[0], 5)
+    with pytest.raises(ValueError, match="norms of the transition maps"):
+        teacher_target(np.zeros((2, 3, 3)), 5)
