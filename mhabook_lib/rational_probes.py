@@ -134,9 +134,12 @@ def condition(t, s, g) -> np.ndarray:
 
 
 def _least_squares(matrices, r) -> np.ndarray:
-    """Least squares for each pair; by QR, or by singular values where two poles coincide."""
-    q, triangle = np.linalg.qr(matrices)
+    """Least squares for each pair; by LU or QR, by singular values if a pair is singular."""
+    rows, columns = matrices.shape[-2:]
     try:
+        if rows == columns:
+            return np.linalg.solve(matrices, r[..., None])[..., 0]
+        q, triangle = np.linalg.qr(matrices)
         return np.linalg.solve(triangle, q.mT @ r[..., None])[..., 0]
     except np.linalg.LinAlgError:
         return (np.linalg.pinv(matrices) @ r[..., None])[..., 0]
@@ -146,7 +149,7 @@ def _newton_step(t, r, s, g) -> np.ndarray:
     jacobian = pair_jacobian(t, s, g)
     heads = s.shape[-1]
     missing = r - (jacobian[..., heads:] @ g[..., None])[..., 0]
-    return (np.linalg.pinv(jacobian, rcond=1e-15) @ missing[..., None])[..., 0]
+    return _least_squares(jacobian, missing)
 
 
 def _eigenvalues(flat, shifted) -> np.ndarray:
