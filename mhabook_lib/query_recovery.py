@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares, linear_sum_assignment
+from scipy.special import expit
 
 from mhabook_lib.query_oracle import QueryHeads, QueryOracle, RecoveryError
 from mhabook_lib.rational_probes import (
@@ -26,6 +27,7 @@ DESIGNS = ("stated", "balanced", "infinity", "distinct")
 EXACT = 1e-12
 CERTAIN = 1e-8
 VAGUE = 0.1
+MIRROR = 2.5e-3
 FAR = 1e30
 
 
@@ -148,6 +150,8 @@ def learn_attention(
             f"expected at most {allowed:.2g}",
             report,
         )
+    if design == "distinct" and closest_scores(found, plan) < MIRROR:
+        raise RecoveryError("two scores of a pair without links nearly coincide", report)
     certain = VAGUE if oracle.noise else CERTAIN
     if polish and not report["predicted"] <= certain:
         raise RecoveryError(
@@ -236,7 +240,7 @@ def probe_system(heads, u, b, counts, answers, singles, alone):
     """Misfit of probes and of single tokens, and its derivative by all W, then all v."""
     scores = np.einsum("ma,hac,mc->mh", u, heads.w, b, optimize=True)
     logs = np.log(counts[:, 0] / counts[:, 1])
-    shares = 1 / (1 + np.exp(-(scores[:, None] + logs[:, None])))
+    shares = expit(scores[:, None] + logs[:, None])
     g = u @ heads.v.T
     misfit = np.einsum("mqh,mh->mq", shares, g) + (b @ heads.total)[:, None] - answers
     slope = shares * (1 - shares) * g[:, None]
@@ -252,6 +256,19 @@ def probe_system(heads, u, b, counts, answers, singles, alone):
         np.concatenate([misfit.ravel(), singles @ heads.total - alone]),
         np.concatenate([jacobian, plain]),
     )
+
+
+def closest_scores(heads: QueryHeads, plan: Plan) -> float:
+    """Smallest gap of two scores at a cell outside the first column.
+
+    Scores mirrored at their mean (weighted by the values) give the same answers up to the third
+    order of their gap: without links such a pair is not determined by answers with rounding.
+    """
+    cells = plan.cells[:, 1:].ravel()
+    if not len(cells) or len(heads.w) < 2:
+        return np.inf
+    scores = np.einsum("ma,hac,mc->mh", plan.u[cells], heads.w, plan.b[cells], optimize=True)
+    return float(np.diff(np.sort(scores, axis=1), axis=1).min())
 
 
 def predicted_error(heads: QueryHeads, asked, noise: float) -> float:

@@ -219,6 +219,13 @@ def test_a_bound_below_the_truth_is_refused():
         learn_attention(QueryOracle(model(3, 3)), max_heads=2, design="stated", rng=rng(15))
 
 
+def test_scores_that_nearly_coincide_without_links_are_refused():
+    source = rng(99, 5, 7)
+    truth = random_query_heads(5, 4, source)
+    with pytest.raises(RecoveryError, match="nearly coincide"):
+        learn_attention(QueryOracle(truth), 5, design="distinct", rng=source)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
