@@ -13,7 +13,7 @@ from mhabook_lib.positional_attention import (
     observed_windows,
     one_hot,
     positional_heads,
-    train_stacked,
+    train_heads,
 )
 
 from .timing import largest_gaps, row
@@ -155,10 +155,10 @@ def stacked_training(models: int, n: int):
 
     def train(task, logits):
         heads = positional_heads(logits, 8)
-        return train_stacked(task.loss_and_gradient, heads, "adam", 0.03, [50]).losses[-1]
+        return train_heads(task, heads, "adamw", 0.03, 50, every=50).losses[-1]
 
     def loop():
-        return np.array([train(task, a) for task, a in zip(single, start, strict=True)])
+        return np.concatenate([train(t, a[None]) for t, a in zip(single, start, strict=True)])
 
     return row(
         "incremental",

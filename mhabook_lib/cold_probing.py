@@ -18,7 +18,6 @@ from mhabook_lib.query_recovery import Recovery, polished, probe_system
 from mhabook_lib.validation import require_count, require_positive
 
 FLAT = 1e-6
-ONE_COPY = np.array([[1.0, 1.0]])
 SHORT = np.array([[1.0, 1.0], [1.0, 2.0], [2.0, 1.0], [1.0, 3.0]])
 EXACT = 1e-11
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from scipy.optimize import minimize
-from scipy.special import softmax
 
 from mhabook_lib.markov import context_law, next_token_law
 from mhabook_lib.positional_attention import CrossEntropy, PositionalHeads, every_context
@@ -86,13 +85,12 @@ def pattern_cross_entropy(joint: np.ndarray, heads: int, restarts: int, rng) -> 
     return min(_least(objective, start) for start in starts)
 
 
-def exact_population(joint: np.ndarray, device=None) -> CrossEntropy:
+def exact_population(joint: np.ndarray, device=None, stacked: bool = False) -> CrossEntropy:
     """The loss of all d^T contexts with their probabilities and next-token laws.
 
-    joint (d,) * (T + 1), or (E,) + (d,) * (T + 1) for one law per model of a stack.
+    joint (d,) * (T + 1), or (E,) + (d,) * (T + 1), one law per model, when `stacked`.
     """
-    dim = joint.shape[-1]
-    stack = joint.shape[: int(joint.shape[0] != dim)]
+    dim, stack = joint.shape[-1], joint.shape[:1] if stacked else ()
     positions = joint.ndim - 1 - len(stack)
     rows = torch.as_tensor(joint.reshape(*stack, -1, dim), device=device)
     weights = rows.sum(-1)
@@ -109,17 +107,10 @@ def plateau_slopes(joint: np.ndarray) -> np.ndarray:
 
     A negative D_i pulls attention towards lag i on the first plateau. Source: incremental.X1.
     """
-    dim, positions = joint.shape[-1], joint.ndim - 1
+    population = exact_population(joint)
     pair = first_lags(joint, 1)
-    value = np.log(pair / pair.sum(-1, keepdims=True)).T  # columns by token
-    value = value - value.mean(0)
-    error = (
-        joint.sum(-1)[..., None]
-        * softmax(value, axis=0).T.reshape((dim,) + (1,) * (positions - 1) + (dim,))
-        - joint
-    )
-    slopes = []
-    for i in range(positions):
-        others = tuple(k for k in range(positions) if k != i)
-        slopes.append((error.sum(others) * value.T).sum())
-    return np.array(slopes)
+    value = torch.as_tensor(np.log(pair / pair.sum(-1, keepdims=True)).T.copy())
+    w = value.new_zeros(joint.ndim - 1, *value.shape)
+    w[0] = value
+    slope = population.at(w, population.x @ w.movedim(-2, -3).flatten(-2).mT)[1]
+    return (slope * value).sum((-2, -1)).numpy()

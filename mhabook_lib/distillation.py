@@ -10,7 +10,7 @@ import math
 import numpy as np
 import torch
 
-from mhabook_lib.query_oracle import QueryHeads, QueryOracle, recovery_error
+from mhabook_lib.query_oracle import QueryHeads, QueryOracle
 from mhabook_lib.validation import require_count
 
 
@@ -57,13 +57,3 @@ def learn_single_head(oracle: QueryOracle) -> QueryHeads:
     with np.errstate(all="ignore"):
         scores = np.log(share / (1 - share)).reshape(dim, dim)
     return QueryHeads(np.linalg.solve(u, scores)[None], v[None])
-
-
-def share_of_successes(starts, asked, truth: QueryHeads, tolerance: float = 1e-6) -> float:
-    """Share of random starts from which the joint fit of `query_recovery` finds the model."""
-    from mhabook_lib.query_recovery import polished
-
-    good = 0
-    for start in starts:
-        good += recovery_error(polished(start, asked), truth) < tolerance
-    return good / len(starts)

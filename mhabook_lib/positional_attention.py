@@ -8,7 +8,7 @@ Source: \\cite yuksel2026incremental, claims incremental.F2 to F5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from mhabook_lib.markov import sample_chain, windows
+from mhabook_lib.training import Optimiser, Schedule, train_stacked
 from mhabook_lib.validation import require_count, require_finite, require_positive
 
-OPTIMISERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+ADAM = (0.9, 0.999)
 
 
 class PositionalHeads(NamedTuple):
@@ -85,7 +86,7 @@ class CrossEntropy:
         """One number per model."""
         return self.at(heads.matrix(), predictions(heads, self.x))[0]
 
-    def loss_and_gradient(self, heads: PositionalHeads):
+    def loss_and_gradient(self, heads: PositionalHeads, step: int = 0):
         loss, slope = self.at(heads.matrix(), predictions(heads, self.x))
         return loss, heads.pulled_back(slope)
 
@@ -109,46 +110,46 @@ class CrossEntropy:
 
 
 class SquaredError:
-    """Fresh regression batches: `y = sum_i A_i x_i + noise`, x_i ~ N(0, I_d), loss 1/2 |y - f|^2.
+    """Regression `y = sum_i A_i x_i`, x_i ~ N(0, I_d), loss 1/2 |y - f|^2, teacher (T, d, d).
 
-    teacher (T, d, d) by position. The recorded loss is exact, `1/2 sum_i |W_i - A_i|^2` (without
-    the noise); the gradient is that of a batch, of the population when `batch` is None.
+    The loss is exact, `1/2 sum_i |W_i - A_i|^2`; the gradient is that of a batch drawn from `seed`
+    and the step, or of the population when `batch` is None.
     """
 
-    def __init__(self, teacher: torch.Tensor, batch: int | None, rng=None, noise: float = 0.0):
-        self.teacher, self.batch, self.rng, self.noise = teacher, batch, rng, noise
+    def __init__(self, teacher: torch.Tensor, batch: int | None = None, seed: int = 0):
+        self.teacher, self.batch, self.seed = teacher, batch, seed
 
-    def loss_and_gradient(self, heads: PositionalHeads):
+    def loss_and_gradient(self, heads: PositionalHeads, step: int = 0):
         error = heads.matrix() - self.teacher
         loss = error.square().sum((-3, -2, -1)) / 2
-        slope = error if self.batch is None else self._sampled(error)
+        slope = error if self.batch is None else self._sampled(error, step)
         return loss, heads.pulled_back(slope)
 
-    def _sampled(self, error: torch.Tensor) -> torch.Tensor:
+    def _sampled(self, error: torch.Tensor, step: int) -> torch.Tensor:
         positions, dim = self.teacher.shape[0], self.teacher.shape[-1]
-        draw = self.rng.standard_normal((self.batch, positions * dim))
-        x = torch.as_tensor(draw, device=error.device)
+        draw = np.random.default_rng([self.seed, step]).standard_normal
+        x = torch.as_tensor(draw((self.batch, positions * dim)), device=error.device)
         residual = x @ error.movedim(-2, -3).flatten(-2).mT
-        if self.noise:
-            extra = self.noise * self.rng.standard_normal(residual.shape)
-            residual = residual + torch.as_tensor(extra, device=error.device)
         slope = residual.mT @ x / self.batch
         return slope.unflatten(-1, (positions, dim)).movedim(-2, -3)
 
 
 class FreshWindows:
-    """Cross entropy of windows that are sampled anew at every call: `count` sequences at a time."""
+    """Cross entropy of windows of `count` sequences that are drawn from `seed` and the step."""
 
-    def __init__(self, teacher, num_positions: int, count: int, length: int, rng, device=None):
+    def __init__(
+        self, teacher, num_positions: int, count: int, length: int, seed: int, device=None
+    ):
         self.teacher, self.num_positions = teacher, num_positions
-        self.count, self.length, self.rng, self.device = count, length, rng, device
+        self.count, self.length, self.seed, self.device = count, length, seed, device
 
-    def draw(self) -> CrossEntropy:
-        sequences = sample_chain(self.teacher, self.count, self.length, self.rng)
+    def draw(self, step: int) -> CrossEntropy:
+        rng = np.random.default_rng([self.seed, step])
+        sequences = sample_chain(self.teacher, self.count, self.length, rng)
         return observed_windows(sequences, self.num_positions, len(self.teacher[0]), self.device)
 
-    def loss_and_gradient(self, heads: PositionalHeads):
-        return self.draw().loss_and_gradient(heads)
+    def loss_and_gradient(self, heads: PositionalHeads, step: int = 0):
+        return self.draw(step).loss_and_gradient(heads)
 
 
 def observed_windows(sequences, num_positions: int, dim: int, device=None) -> CrossEntropy:
@@ -161,8 +162,8 @@ def observed_windows(sequences, num_positions: int, dim: int, device=None) -> Cr
     return CrossEntropy(x, x.new_full(shape, 1 / shape[-1]), targets)
 
 
-class StackedRun(NamedTuple):
-    """At the recorded steps (n,): losses (n, ...), attention (n, ..., H, T), what was observed."""
+class HeadsRun(NamedTuple):
+    """At the recorded steps (n,): losses (n, E), attention (n, E, H, T), and what was observed."""
 
     steps: np.ndarray
     losses: np.ndarray
@@ -171,66 +172,53 @@ class StackedRun(NamedTuple):
     heads: PositionalHeads
 
 
-def train_stacked(
-    loss_and_gradient: Callable,
+def train_heads(
+    task,
     heads: PositionalHeads,
-    optimiser: str,
+    kind: str,
     rate: float,
-    record_at: Sequence[int],
-    observe: Callable | None = None,
+    steps: int,
+    *,
+    every: int = 5,
+    observe: Callable[[PositionalHeads], torch.Tensor] | None = None,
     checkpoint: Path | None = None,
-) -> StackedRun:
-    """Train all models of a stack in one pass; record before the update of the steps `record_at`.
+) -> HeadsRun:
+    """Train a stack of E models on `task.loss_and_gradient(heads, step)`; records every few steps.
 
-    "sgd" (gradient descent, stochastic when the gradient is) or "adam": both act on each number
-    alone, so one optimiser serves all models. `observe(heads)` adds a tensor to each record. With
-    `checkpoint` the run is saved at each record and goes on from there when called again. Raises
-    ValueError for an unknown optimiser, a rate that is not positive, a loss that becomes
-    non-finite, and a checkpoint of models of other shapes.
+    Steps 0 to `steps`, recorded before the update of steps 0, every, 2 every, ... `kind` "sgd"
+    (gradient descent, stochastic when the gradient is) or "adamw" (Adam, no decay).
+    `observe(heads)` adds a tensor (E, ...) to each record. Checkpoints and errors as in
+    `training.train_stacked`; ValueError also for a rate that is not positive.
     """
-    if optimiser not in OPTIMISERS:
-        raise ValueError(f"optimiser={optimiser!r}: expected one of {tuple(OPTIMISERS)}")
     require_positive("rate", rate)
-    record_at = sorted(set(record_at))
-    parameters, records, first = [p.clone() for p in heads], [], 0
-    rule = OPTIMISERS[optimiser](parameters, lr=rate)
-    if checkpoint and checkpoint.is_file():
-        first, records = _resume(checkpoint, parameters, rule)
-    for step in range(first, record_at[-1] + 1):
-        model = PositionalHeads(*parameters)
-        loss, gradient = loss_and_gradient(model)
-        if step == record_at[len(records)]:
-            if not bool(torch.isfinite(loss).all()):
-                raise ValueError(f"the loss at step {step} is not finite: rate={rate} is too large")
-            seen = loss.new_zeros(()) if observe is None else observe(model)
-            records.append([t.cpu().numpy().copy() for t in (loss, model.attention, seen)])
-        for parameter, slope in zip(parameters, gradient, strict=True):
-            parameter.grad = slope
-        rule.step()
-        if checkpoint and step in record_at:
-            _save(checkpoint, step + 1, parameters, rule, records)
-    columns = [np.stack(column) for column in zip(*records, strict=True)]
-    return StackedRun(np.array(record_at), *columns, PositionalHeads(*parameters))
+    optimiser = Optimiser(kind, rate, betas=ADAM)
 
+    def losses(parameters, step):
+        with torch.no_grad():
+            loss, gradient = task.loss_and_gradient(PositionalHeads(**parameters), step)
+        return loss, gradient._asdict()
 
-def _save(path: Path, step: int, parameters, rule, records) -> None:
-    state = {"step": step, "parameters": parameters, "rule": rule.state_dict(), "records": records}
-    fresh = path.with_suffix(".new")
-    torch.save(state, fresh)
-    fresh.replace(path)
+    def record(step):
+        model = PositionalHeads(**step.before)
+        seen = {} if observe is None else {"observed": observe(model)}
+        return {"attention": model.attention} | seen
 
-
-def _resume(path: Path, parameters, rule) -> tuple[int, list]:
-    state = torch.load(path, weights_only=False, map_location=parameters[0].device)
-    for old, new in zip(state["parameters"], parameters, strict=True):
-        if old.shape != new.shape:
-            raise ValueError(
-                f"checkpoint {path} holds models of shape {tuple(old.shape)}: expected "
-                f"{tuple(new.shape)}"
-            )
-        new.copy_(old)
-    rule.load_state_dict(state["rule"])
-    return state["step"], state["records"]
+    run = train_stacked(
+        losses,
+        heads._asdict(),
+        Schedule((optimiser,) * len(heads.logits), steps + 1),
+        record,
+        every=every,
+        checkpoint=checkpoint,
+        checkpoint_every=20 * every,
+    )
+    return HeadsRun(
+        np.array(run.observed),
+        run.losses[run.observed].numpy(),
+        run.records["attention"].numpy(),
+        run.records.get("observed", torch.empty(0)).numpy(),
+        PositionalHeads(**run.parameters),
+    )
 
 
 def every_context(num_positions: int, dim: int, device=None) -> torch.Tensor:

@@ -20,6 +20,7 @@ from mhabook_lib.rational_probes import (
     pair_variances,
     probe_counts,
     separate_heads,
+    shifted_share,
 )
 from mhabook_lib.validation import require_count
 
@@ -116,13 +117,13 @@ def learn_attention(
     design: str = "infinity",
     rng: np.random.Generator,
     u_scale: float = 2.0,
-    polish: bool = True,
 ) -> Recovery:
     """Recover all heads of `oracle` from queries that are chosen in advance.
 
     With `max_heads` the number of heads is found as the most frequent rank over all pairs. Raises
     ValueError for impossible arguments, and RecoveryError, with the report, when an answer is not
-    finite, a pair has no admissible poles, or the recovered model does not explain the answers.
+    finite, no raw model comes out, the model does not explain the answers, or they do not determine
+    it.
     """
     bound = num_heads if max_heads is None else max_heads
     _check(num_heads, max_heads, design)
@@ -132,54 +133,63 @@ def learn_attention(
     )
     plan = query_plan(u_basis, b_basis, design == "distinct")
     asked = Asked(oracle, plan, bound, design)
-    heads = num_heads if max_heads is None else asked.vote()
+    votes = None if max_heads is None else asked.ranks(b_basis)
+    heads = num_heads if votes is None else int(np.bincount(votes).argmax())
     pairs = asked.separate(heads, b_basis, u_basis)
-    raw = assemble(plan, asked.t, pairs, u_basis, b_basis)
-    report = asked.report(heads, pairs)
-    if not np.isfinite(raw.w).all() or not (polish or pairs.ok.all()):
+    raw = assemble(plan, asked.shares, pairs, u_basis, b_basis)
+    with np.errstate(all="ignore"):
+        kappa = condition(asked.shares, pairs.s, pairs.g)
+    report = asked.counts_asked | {"num_heads": heads, "votes": votes, "condition": kappa}
+    if not np.isfinite(raw.w).all():
         bad = int((~pairs.ok).sum())
         raise RecoveryError(f"{bad} of {len(pairs.ok)} pairs have no admissible poles", report)
-    found = polished(raw, asked) if polish else raw
+    found = polished(raw, asked)
     report["residual"] = asked.residual(found)
     level = oracle.noise or report["residual"] * asked.size
     report["predicted"] = predicted_error(found, asked, level)
-    allowed = max(EXACT, 5 * oracle.noise / asked.size)
-    if polish and not report["residual"] <= allowed:
+    _accept(found, asked, design, oracle.noise, report)
+    return Recovery(found, raw, report)
+
+
+def _accept(found: QueryHeads, asked: Asked, design: str, noise: float, report: dict) -> None:
+    """RecoveryError unless the model explains the answers and they determine it."""
+    allowed = max(EXACT, 5 * noise / asked.size)
+    if not report["residual"] <= allowed:
         raise RecoveryError(
             f"the model found misses the answers by {report['residual']:.2g} of their size: "
             f"expected at most {allowed:.2g}",
             report,
         )
-    if design == "distinct" and closest_scores(found, plan) < MIRROR:
+    if design == "distinct" and closest_scores(found, asked.plan) < MIRROR:
         raise RecoveryError("two scores of a pair without links nearly coincide", report)
-    certain = VAGUE if oracle.noise else CERTAIN
-    if polish and not report["predicted"] <= certain:
+    certain = VAGUE if noise else CERTAIN
+    if not report["predicted"] <= certain:
         raise RecoveryError(
             f"the answers determine the model to {report['predicted']:.2g} only: expected at most "
             f"{certain:g}",
             report,
         )
-    return Recovery(found, raw, report)
 
 
 class Asked:
     """All answers of one plan, and the system they make."""
 
     def __init__(self, oracle: QueryOracle, plan: Plan, bound: int, design: str):
-        self.plan, self.bound, self.design = plan, bound, design
-        self.free_limit = design in ("infinity", "distinct")
-        samples, length = (
-            (2 * bound - 1, 2 * bound) if self.free_limit else (2 * bound, 2 * bound + 1)
-        )
+        self.plan, self.free_limit = plan, design in ("infinity", "distinct")
+        samples = 2 * bound - self.free_limit
         kind = "integer" if design == "stated" else "balanced"
-        self.counts = probe_counts(samples, length, kind)
-        self.t = self.counts[:, 0] / self.counts.sum(1)
+        self.counts = probe_counts(samples, samples + 1, kind)
+        shares = self.counts[:, 0] / self.counts.sum(1)
+        self.shares = np.append(shares, 1.0) if self.free_limit else shares
         bases = plan.b[plan.cells[0]]
         self.singles = bases if self.free_limit else bases[:1]
         before = oracle.num_queries
         self.alone = np.asarray(oracle.value(self.singles[:, None])).ravel()
         self.answers = np.asarray(oracle.probe(plan.u, plan.b, self.counts))
-        self.num_queries, self.max_length = oracle.num_queries - before, oracle.max_length
+        self.counts_asked = {
+            "num_queries": oracle.num_queries - before,
+            "max_length": oracle.max_length,
+        }
         wanted = (len(plan.u), len(self.counts))
         if self.answers.shape != wanted or self.alone.shape != (len(self.singles),):
             raise RecoveryError(f"answers of shape {self.answers.shape}: expected {wanted}")
@@ -189,41 +199,28 @@ class Asked:
         if self.size == 0:
             raise RecoveryError("all answers are zero: there is no head to see")
 
-    def vote(self) -> int:
-        """Most frequent rank over the pairs of the first column, whose V^T b was asked."""
+    def ranks(self, b_basis) -> np.ndarray:
+        """Ranks of the Loewner matrices of the first column, whose V^T b was asked."""
         rows = np.concatenate([self.plan.cells[:, 0], self.plan.rows[:, 0]])
         r = self.answers[rows] - self.alone[0]
-        t, y = self.t, r / self.t
-        order = np.argsort(t)
-        self.votes = loewner_ranks(t[order], y[:, order])
-        return int(np.bincount(self.votes).argmax())
+        if self.free_limit:
+            limit = self.plan.u[rows] @ np.linalg.solve(b_basis, self.alone)
+            r = np.column_stack([r, limit])
+        x = shifted_share(self.shares)
+        return loewner_ranks(x, r / x)
 
     def separate(self, heads: int, b_basis, u_basis) -> PairHeads:
         """Heads of every pair; where V was not asked, column 1 gives it."""
         if self.free_limit:
             total = np.linalg.solve(b_basis, self.alone)
-            limit = (self.plan.u @ total)[:, None]
-            self.t = np.append(self.t, 1.0)
             r = self.answers - (self.plan.b @ total)[:, None]
-            return separate_heads(self.t, np.concatenate([r, limit], axis=1), heads)
+            return separate_heads(self.shares, np.column_stack([r, self.plan.u @ total]), heads)
         first = self.plan.cells[:, 0]
-        pair = separate_heads(self.t, self.answers[first] - self.alone[0], heads)
+        pair = separate_heads(self.shares, self.answers[first] - self.alone[0], heads)
         total = np.linalg.solve(u_basis, pair.g.sum(-1))
         offset = self.plan.b @ total
         offset[np.all(self.plan.b == b_basis[0], axis=1)] = self.alone[0]
-        return separate_heads(self.t, self.answers - offset[:, None], heads)
-
-    def report(self, heads: int, pairs: PairHeads) -> dict:
-        """Counts, conditions and votes, before the polish."""
-        with np.errstate(all="ignore"):
-            kappa = condition(self.t, pairs.s, pairs.g)
-        return {
-            "num_heads": heads,
-            "num_queries": self.num_queries,
-            "max_length": self.max_length,
-            "condition": kappa,
-            "votes": getattr(self, "votes", None),
-        }
+        return separate_heads(self.shares, self.answers - offset[:, None], heads)
 
     def system(self, heads: QueryHeads) -> tuple[np.ndarray, np.ndarray]:
         """Misfit of all answers and its Jacobian by (W, v), (Q,) and (Q, H (d^2 + d))."""

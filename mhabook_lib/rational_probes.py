@@ -16,7 +16,7 @@ from scipy.special import expit
 from mhabook_lib.validation import require_count
 
 DESIGNS = ("integer", "balanced")
-OFFSET = 0.93  # z / (z + OFFSET) keeps the pole of a zero score, rho = 1, finite
+OFFSET = 0.93
 
 
 class PairHeads(NamedTuple):
@@ -58,6 +58,14 @@ def probe_counts(num: int, max_length: int, design: str = "balanced") -> np.ndar
     return np.array([(f.numerator, f.denominator) for f in sorted(chosen)], dtype=float)
 
 
+def shifted_share(t: np.ndarray) -> np.ndarray:
+    """`x = z / (z + OFFSET)` for shares t = z / (z + 1).
+
+    In t a score of zero, rho = 1, has its pole at infinity; in x no generic score has.
+    """
+    return t / (t + OFFSET * (1 - t))
+
+
 def loewner_pencil(t: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Loewner matrices (L, L_shifted), (M, n/2, n/2), of values y (M, n) at increasing t (n,).
 
@@ -97,7 +105,7 @@ def separate_heads(t, r, num_heads: int, refinements: int = 3) -> PairHeads:
         raise ValueError(f"{len(t)} samples: expected an even number of at least {2 * num_heads}")
     order = np.argsort(t)
     t, r = t[order], r[:, order]
-    x = t / (t + OFFSET * (1 - t))
+    x = shifted_share(t)
     flat, shifted = loewner_pencil(x, r / x)
     if flat.shape[-1] > num_heads:
         left, _, right = np.linalg.svd(flat)

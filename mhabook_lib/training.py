@@ -1,8 +1,9 @@
-"""Training many small transformers in one pass, with checkpoints that resume exactly.
+"""Training many small models in one pass, with checkpoints that resume exactly.
 
-The models of a stack have one shape and see the same sequences; each has its own optimiser. All
-random numbers of step t come from the seed and from t, so that a run continued from a checkpoint is
-the run that was never stopped, to the last bit.
+The models of a stack have one shape; each has its own optimiser. `train_stacked` takes any loss,
+`train` tiny transformers on sequences that all models of the stack see. All random numbers of step
+t come from the seed and from t, so that a run continued from a checkpoint is the run that was never
+stopped, to the last bit.
 """
 
 from __future__ import annotations
@@ -57,9 +58,31 @@ class Optimiser:
             raise ValueError(f"kind={self.kind!r}: expected one of {OPTIMISERS}")
 
 
+class _Rates:
+    """How learning rates change with the step."""
+
+    def rate(self, step: int) -> float:
+        """The factor of the learning rates at a step, 0, 1, ..., steps - 1."""
+        if step < self.warmup:
+            return (step + 1) / (self.warmup + 1)
+        progress = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        return self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * progress)) / 2
+
+
 @dataclass(frozen=True)
-class TrainingConfig:
-    """One run: a stack of models, one for each optimiser, that start from the same point.
+class Schedule(_Rates):
+    """How a stack of models is trained, one optimiser for each; the fields of `TrainingConfig`."""
+
+    optimisers: tuple[Optimiser, ...]
+    steps: int
+    warmup: int = 0
+    final_rate: float = 1.0
+    clip: float = math.inf
+
+
+@dataclass(frozen=True)
+class TrainingConfig(_Rates):
+    """One run: a stack of transformers, one for each optimiser, that start from the same point.
 
     The learning rates rise linearly over `warmup` steps and then follow a cosine down to
     `final_rate` of their peak at `steps` (1: constant). `clip`: largest norm of a model's gradient.
@@ -75,13 +98,6 @@ class TrainingConfig:
     final_rate: float = 1.0
     clip: float = math.inf
     dropout: float = 0.0
-
-    def rate(self, step: int) -> float:
-        """The factor of the learning rates at a step, 0, 1, ..., steps - 1."""
-        if step < self.warmup:
-            return (step + 1) / (self.warmup + 1)
-        progress = (step - self.warmup) / max(self.steps - self.warmup, 1)
-        return self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * progress)) / 2
 
 
 class TrainingStep(NamedTuple):
@@ -101,7 +117,7 @@ class TrainingStep(NamedTuple):
 class TrainingRun:
     """A run as far as it went: `losses (step, S)`, and each record `(len(observed), S, ...)`."""
 
-    config: TrainingConfig
+    config: Schedule | TrainingConfig
     parameters: Parameters
     step: int = 0
     losses: torch.Tensor = field(default_factory=lambda: torch.empty(0))
@@ -114,6 +130,7 @@ class TrainingRun:
 
 
 Observer = Callable[[TrainingStep], Mapping[str, torch.Tensor]]
+Losses = Callable[[Parameters, int], torch.Tensor | tuple[torch.Tensor, Parameters]]
 
 
 def train(
@@ -146,41 +163,86 @@ def train(
             f"vocab_size={config.shape.vocab_size}: expected at least {source.vocab_size}, "
             f"for {source.name}"
         )
-    run, averages = _start(config, source, checkpoint, device)
+
+    def losses(parameters: Parameters, t: int) -> torch.Tensor:
+        rng = np.random.default_rng([config.seed, t])
+        tokens = source.batch(config.batch_size, config.shape.seq_len + 1, rng)
+        noise = torch.Generator(device).manual_seed(int(rng.integers(2**62)))
+        tokens = torch.from_numpy(tokens).to(device)
+        return next_token_losses(config.shape, parameters, tokens, config.dropout, noise)
+
+    rng = np.random.default_rng(config.seed)
+    initial = initial_parameters(config.shape, rng, config.initial_scale, len(config.optimisers))
+    return train_stacked(
+        losses,
+        {name: value.to(device) for name, value in initial.items()},
+        config,
+        observe,
+        every=every,
+        max_steps=max_steps,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        words={"source": source.name},
+    )
+
+
+def train_stacked(
+    losses: Losses,
+    parameters: Parameters,
+    config: Schedule | TrainingConfig,
+    observe: Observer | None = None,
+    *,
+    every: int = 1,
+    max_steps: int | None = None,
+    checkpoint: Path | None = None,
+    checkpoint_every: int = 100,
+    words: Mapping[str, str] | None = None,
+) -> TrainingRun:
+    """Train a stack of S models from `parameters`, tensors (S, ...), on any losses.
+
+    `losses(parameters, step)` returns the S losses of a step, model i's a function of entries i
+    only: then one gradient of their sum serves all. It may return the pair (losses, gradients).
+    Hooks and checkpoints as in `train`; `words` name what the checkpoint must agree in besides the
+    configuration. Raises ValueError for a leading axis other than the number of optimisers, and as
+    `train`.
+
+    >>> start = {"w": torch.tensor([[3.0], [3.0]], dtype=torch.float64)}
+    >>> config = Schedule((Optimiser("sgd", 0.1), Optimiser("sgd", 0.5)), steps=2)
+    >>> run = train_stacked(lambda p, t: p["w"].square().sum(1) / 2, start, config)
+    >>> run.parameters["w"].flatten().round(decimals=6).tolist()
+    [2.43, 0.75]
+    """
+    for name, value in parameters.items():
+        if len(value) != len(config.optimisers):
+            raise ValueError(
+                f"{name} of shape {tuple(value.shape)}: expected a leading axis of "
+                f"{len(config.optimisers)}, one entry for each optimiser"
+            )
+    run, averages = _start(config, parameters, dict(words or {}), checkpoint)
     last = min(config.steps, run.step + (config.steps if max_steps is None else max_steps))
-    losses, records = [], []
+    gathered, records = [], []
     while run.step < last:
-        loss, step = _one_step(config, source, run, averages)
-        losses.append(loss)
+        loss, step = _one_step(config, losses, run, averages)
+        gathered.append(loss)
         if observe is not None and step.index % every == 0:
             run.observed.append(step.index)
             records.append({name: v.detach().cpu() for name, v in observe(step).items()})
         run.parameters, run.step = step.after, step.index + 1
         if run.step == last or run.step % checkpoint_every == 0:
-            _collect(run, losses, records)
+            _collect(run, gathered, records)
             if checkpoint is not None:
-                _save(checkpoint, run, averages, source)
+                _save(checkpoint, run, averages, dict(words or {}))
     return run
 
 
-def _one_step(config, source, run, averages) -> tuple[torch.Tensor, TrainingStep]:
+def _one_step(config, losses, run, averages) -> tuple[torch.Tensor, TrainingStep]:
     """Gradients, the optimisers' steps, and what the optimisers edit."""
     before, t = run.parameters, run.step
-    rng = np.random.default_rng([config.seed, t])
-    tokens = source.batch(config.batch_size, config.shape.seq_len + 1, rng)
-    device = before["embedding"].device
-    noise = torch.Generator(device).manual_seed(int(rng.integers(2**62)))
-    leaves = {name: value.detach().requires_grad_() for name, value in before.items()}
-    loss = next_token_losses(
-        config.shape, leaves, torch.from_numpy(tokens).to(device), config.dropout, noise
-    )
+    loss, gradients = _with_gradients(losses, before, t)
     if not bool(torch.isfinite(loss).all()):
         raise ValueError(
             f"losses {loss.tolist()} at step {t}: expected finite losses; lower the learning rate"
         )
-    gradients = dict(
-        zip(leaves, torch.autograd.grad(loss.sum(), list(leaves.values())), strict=True)
-    )
     rates = loss.new_tensor([o.learning_rate for o in config.optimisers]) * config.rate(t)
     change = averages.step(before, _clipped(gradients, config.clip), rates)
     for i, optimiser in enumerate(config.optimisers):
@@ -190,7 +252,17 @@ def _one_step(config, source, run, averages) -> tuple[torch.Tensor, TrainingStep
                 change[name][i] = value
     after = {name: value + change[name] for name, value in before.items()}
     _edit_parameters(config, after, averages, t + 1)
-    return loss.detach().cpu(), TrainingStep(t, before, change, after, gradients)
+    return loss.cpu(), TrainingStep(t, before, change, after, gradients)
+
+
+def _with_gradients(losses, parameters, t) -> tuple[torch.Tensor, Parameters]:
+    """Losses that know their gradients return both; the others are differentiated."""
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    found = losses(leaves, t)
+    if isinstance(found, tuple):
+        return found
+    gradients = torch.autograd.grad(found.sum(), list(leaves.values()))
+    return found.detach(), dict(zip(leaves, gradients, strict=True))
 
 
 def _clipped(gradients: Parameters, clip: float) -> Parameters:
@@ -222,7 +294,7 @@ class _Averages:
         self.optimisers = optimisers
         self.first = {name: torch.zeros_like(value) for name, value in parameters.items()}
         self.second = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        models, like = len(optimisers), parameters["embedding"]
+        models, like = len(optimisers), next(iter(parameters.values()))
         self.age = {name: like.new_zeros(models) for name in parameters}
         adam = [o.kind == "adamw" for o in optimisers]
         keep = [o.betas[0] if a else o.momentum for o, a in zip(optimisers, adam, strict=True)]
@@ -277,18 +349,18 @@ def _collect(run: TrainingRun, losses: list, records: list) -> None:
     records.clear()
 
 
-def _description(config: TrainingConfig, source: TokenSource) -> dict[str, str]:
+def _description(config, words: dict[str, str]) -> dict[str, str]:
     """The configuration as words; a function is named by its qualified name."""
-    words = {name: str(value) for name, value in asdict(config).items() if name != "optimisers"}
+    described = {name: str(value) for name, value in asdict(config).items() if name != "optimisers"}
     for i, optimiser in enumerate(config.optimisers):
         for name, value in asdict(optimiser).items():
-            words[f"optimisers[{i}].{name}"] = getattr(value, "__qualname__", str(value))
-    return words | {"source": source.name}
+            described[f"optimisers[{i}].{name}"] = getattr(value, "__qualname__", str(value))
+    return described | words
 
 
-def _save(path: Path, run: TrainingRun, averages: _Averages, source: TokenSource) -> None:
+def _save(path: Path, run: TrainingRun, averages: _Averages, words: dict[str, str]) -> None:
     state = {
-        "config": _description(run.config, source),
+        "config": _description(run.config, words),
         "run": {name: getattr(run, name) for name in _STORED},
         "averages": {name: getattr(averages, name) for name in ("first", "second", "age")},
     }
@@ -301,15 +373,14 @@ def _save(path: Path, run: TrainingRun, averages: _Averages, source: TokenSource
 _STORED = ("parameters", "step", "losses", "observed", "records")
 
 
-def _start(config, source, checkpoint, device) -> tuple[TrainingRun, _Averages]:
+def _start(config, parameters, words, checkpoint) -> tuple[TrainingRun, _Averages]:
     """A new run, or the one that the checkpoint holds."""
-    rng = np.random.default_rng(config.seed)
-    parameters = initial_parameters(config.shape, rng, config.initial_scale, len(config.optimisers))
-    run = TrainingRun(config, {name: value.to(device) for name, value in parameters.items()})
+    run = TrainingRun(config, dict(parameters))
     averages = _Averages(config.optimisers, run.parameters)
     if checkpoint is not None and checkpoint.is_file():
+        device = next(iter(parameters.values())).device
         state = torch.load(checkpoint, map_location=device, weights_only=True)
-        wanted, found = _description(config, source), state["config"]
+        wanted, found = _description(config, words), state["config"]
         for name in sorted(set(wanted) | set(found)):
             if wanted.get(name) != found.get(name):
                 raise ValueError(

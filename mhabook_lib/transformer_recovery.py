@@ -63,23 +63,19 @@ class OddOracle:
         return np.stack(columns, axis=1)
 
 
-class Kinks(NamedTuple):
-    """Signed neurons D_j = +-a_j z_j (m, H d), signs of a_j, and where they switch (m,)."""
-
-    directions: np.ndarray
-    signs: np.ndarray
-    places: np.ndarray
-
-
 class LearnedTransformer(NamedTuple):
-    """`F = 1/2 vbar . P + 1/2 sum_j sign(a_j) |D_j . P|`."""
+    """`F = 1/2 vbar . P + 1/2 sum_j sign(a_j) |D_j . P|` with signed neurons D_j = +-a_j z_j.
+
+    directions (m, H d), signs (m,).
+    """
 
     heads: QueryHeads
-    kinks: Kinks
+    directions: np.ndarray
+    signs: np.ndarray
 
     def __call__(self, x) -> np.ndarray:
         p = pooled_tokens(x, self.heads.w)
-        even = np.abs(p @ self.kinks.directions.T) @ self.kinks.signs
+        even = np.abs(p @ self.directions.T) @ self.signs
         return (p @ self.heads.v.ravel() + even) / 2
 
 
@@ -103,7 +99,10 @@ def learn_transformer(
             collected = _merged(collected + _walk(function, heads.w, start, side, rng))
         except _Lost:
             continue
-        found = LearnedTransformer(heads, _kinks(collected, heads))
+        if not collected:
+            continue
+        directions, signs = (np.array(part) for part in zip(*collected, strict=True))
+        found = LearnedTransformer(heads, directions, signs)
         gap = float(np.abs(found(fresh) - wanted).max() / np.abs(wanted).max())
         if gap < 1e-7:
             return found
@@ -116,18 +115,8 @@ class _Lost(Exception):
     """The walk met a place where no piece can be fitted."""
 
 
-def _kinks(collected, heads) -> Kinks:
-    size = heads.w.shape[0] * heads.dim
-    directions = np.array([d for d, _, _ in collected]).reshape(-1, size)
-    return Kinks(
-        directions,
-        np.array([s for _, s, _ in collected]),
-        np.array([t for _, _, t in collected]),
-    )
-
-
 def _walk(function, w, start, side, rng) -> list:
-    """Neurons that switch on the half circle: (D, sign of a, t) each."""
+    """Neurons that switch on the half circle: (D, sign of a) each."""
 
     def at(t):
         return np.cos(t)[..., None, None] * start + np.sin(t)[..., None, None] * side
@@ -152,7 +141,7 @@ def _walk(function, w, start, side, rng) -> list:
             )
         following, here = _behind(function, w, at, high, piece, scale, rng)
         sign = np.sign(misfit(high + 0.3 * (here - high), piece)[0])
-        found.append((following - piece, sign, high))
+        found.append((following - piece, sign))
         piece = following
 
 
@@ -188,8 +177,8 @@ def _fit(function, w, at, t, reach, scale, rng) -> np.ndarray:
 def _merged(collected) -> list:
     """One entry for each direction up to sign."""
     kept: list = []
-    for d, s, t in collected:
+    for d, sign in collected:
         unit = d / np.linalg.norm(d)
-        if not any(abs(abs(unit @ e) / np.linalg.norm(e) - 1) < 1e-6 for e, _, _ in kept):
-            kept.append((d, s, t))
+        if not any(abs(abs(unit @ e) / np.linalg.norm(e) - 1) < 1e-6 for e, _ in kept):
+            kept.append((d, sign))
     return kept

@@ -22,7 +22,7 @@ from mhabook_lib.positional_attention import (
     one_hot,
     positional_heads,
     predictions,
-    train_stacked,
+    train_heads,
 )
 
 
@@ -85,14 +85,14 @@ def test_squared_error_of_the_population_is_the_mean_of_batches():
     rng = np.random.default_rng(3)
     heads = random_heads(rng)
     teacher = torch.as_tensor(rng.standard_normal((5, 4, 4)))
-    exact = SquaredError(teacher, None)
+    exact = SquaredError(teacher)
     free = PositionalHeads(*(p.clone().requires_grad_() for p in heads))
     direct = (free.matrix() - teacher).square().sum() / 2
     loss, gradient = exact.loss_and_gradient(heads)
     assert torch.allclose(loss, direct)
     for ours, wanted in zip(gradient, torch.autograd.grad(direct, free), strict=True):
         assert torch.allclose(ours, wanted, atol=1e-12)
-    sampled = SquaredError(teacher, 200_000, rng, noise=0.5).loss_and_gradient(heads)[1]
+    sampled = SquaredError(teacher, 200_000, 5).loss_and_gradient(heads)[1]
     assert torch.allclose(sampled.values, gradient.values, atol=0.1)
 
 
@@ -101,36 +101,53 @@ def test_a_stack_trains_like_its_models_one_by_one():
     joint = context_joint(next_token_law(reference_teacher(4, 2, 1.5, 1.0, 0)), 3)
     task = exact_population(joint)
     start = 0.1 * rng.standard_normal((3, 2, 3))
-    for rule, rate in (("adam", 0.02), ("sgd", 1.0)):
-        together = train_stacked(
-            task.loss_and_gradient, positional_heads(start, 4), rule, rate, [0, 10, 30]
-        )
+    for kind, rate in (("adamw", 0.02), ("sgd", 1.0)):
+        together = train_heads(task, positional_heads(start, 4), kind, rate, 30)
         for k in range(3):
-            alone = train_stacked(
-                task.loss_and_gradient, positional_heads(start[k], 4), rule, rate, [0, 10, 30]
-            )
-            assert np.allclose(together.losses[:, k], alone.losses, atol=1e-12)
+            alone = train_heads(task, positional_heads(start[k : k + 1], 4), kind, rate, 30)
+            assert np.allclose(together.losses[:, k], alone.losses[:, 0], atol=1e-12)
 
 
-def test_training_goes_on_from_a_checkpoint(tmp_path):
-    joint = context_joint(next_token_law(reference_teacher(4, 2, 1.5, 1.0, 0)), 3, white=True)
-    task, start = exact_population(joint), positional_heads(np.eye(2, 3), 4)
-    whole = train_stacked(task.loss_and_gradient, start, "adam", 0.02, range(0, 31, 5))
-    path = tmp_path / "state.pt"
-    train_stacked(task.loss_and_gradient, start, "adam", 0.02, range(0, 16, 5), checkpoint=path)
-    rest = train_stacked(
-        task.loss_and_gradient, start, "adam", 0.02, range(0, 31, 5), checkpoint=path
-    )
-    assert np.allclose(rest.losses, whole.losses, atol=1e-14)
-    with pytest.raises(ValueError, match="holds models of shape"):
-        train_stacked(
-            task.loss_and_gradient,
-            positional_heads(np.eye(3), 4),
-            "adam",
-            0.02,
-            [0],
-            checkpoint=path,
-        )
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [("adamw", lambda p: torch.optim.Adam(p, lr=0.02)), ("sgd", lambda p: torch.optim.SGD(p, 0.5))],
+)
+def test_training_is_that_of_torch(kind, rule):
+    joint = context_joint(next_token_law(reference_teacher(4, 2, 1.5, 1.0, 0)), 3)
+    task = exact_population(joint)
+    start = random_heads(np.random.default_rng(6), 1, heads=2, positions=3)
+    ours = train_heads(task, start, kind, 0.02 if kind == "adamw" else 0.5, 20, every=1)
+    parameters = [p.clone().requires_grad_() for p in start]
+    optimiser, losses = rule(parameters), []
+    for _ in range(21):
+        loss = task.loss(PositionalHeads(*parameters)).sum()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert np.allclose(ours.losses[:, 0], losses, atol=1e-12)
+
+
+class Interrupted(FreshWindows):
+    """Stops once, at step 130."""
+
+    def loss_and_gradient(self, heads, step=0):
+        if step == 130:
+            raise KeyboardInterrupt
+        return super().loss_and_gradient(heads, step)
+
+
+def test_training_on_fresh_samples_goes_on_from_a_checkpoint_to_the_last_bit(tmp_path):
+    plan = (reference_teacher(4, 2, 1.5, 1.0, 0), 3, 4, 12, 7)
+    start, path = positional_heads(np.eye(2, 3)[None], 4), tmp_path / "state.pt"
+    whole = train_heads(FreshWindows(*plan), start, "adamw", 0.02, 150)
+    with pytest.raises(KeyboardInterrupt):
+        train_heads(Interrupted(*plan), start, "adamw", 0.02, 150, checkpoint=path)
+    rest = train_heads(FreshWindows(*plan), start, "adamw", 0.02, 150, checkpoint=path)
+    assert np.array_equal(rest.losses, whole.losses)
+    assert np.array_equal(rest.attention, whole.attention)
+    with pytest.raises(ValueError, match="expected 300"):
+        train_heads(FreshWindows(*plan), start, "adamw", 0.02, 299, checkpoint=path)
 
 
 def test_fresh_and_observed_windows_estimate_the_exact_loss():
@@ -141,7 +158,7 @@ def test_fresh_and_observed_windows_estimate_the_exact_loss():
     sequences = sample_chain(teacher, 20_000, 24, rng)[:, -4:]
     observed = observed_windows(sequences, 3, 4).loss(heads)
     assert float(observed) == pytest.approx(float(exact), abs=0.05)
-    fresh = FreshWindows(teacher, 3, 50, 20, rng).loss_and_gradient(heads)[0]
+    fresh = FreshWindows(teacher, 3, 50, 20, 8).loss_and_gradient(heads)[0]
     assert float(fresh) == pytest.approx(float(exact), abs=0.5)
 
 
@@ -175,17 +192,28 @@ def test_plateau_slopes_are_derivatives_of_the_loss():
 
 def test_bad_input_is_named():
     task = exact_population(context_joint(next_token_law(reference_teacher(4, 2, 1.5, 1.0, 0)), 3))
-    heads = positional_heads(np.eye(2, 3), 4)
+    heads = positional_heads(np.eye(2, 3)[None], 4)
     with pytest.raises(ValueError, match="H <= T"):
         positional_heads(np.zeros((4, 3)), 4)
     with pytest.raises(ValueError, match="logits"):
         positional_heads(np.full((2, 3), np.nan), 4)
-    with pytest.raises(ValueError, match="optimiser='lion'"):
-        train_stacked(task.loss_and_gradient, heads, "lion", 0.1, [0])
+    with pytest.raises(ValueError, match="kind='lion'"):
+        train_heads(task, heads, "lion", 0.1, 5)
     with pytest.raises(ValueError, match="rate"):
-        train_stacked(task.loss_and_gradient, heads, "sgd", 0.0, [0])
-    wild = SquaredError(torch.ones(3, 4, 4, dtype=torch.float64), None)
-    with pytest.raises(ValueError, match="not finite"):
-        train_stacked(wild.loss_and_gradient, heads, "sgd", 1e6, [0, 200])
+        train_heads(task, heads, "sgd", 0.0, 5)
+    wild = SquaredError(torch.ones(3, 4, 4, dtype=torch.float64))
+    with pytest.raises(ValueError, match="finite losses"):
+        train_heads(wild, heads, "sgd", 1e6, 200)
     with pytest.raises(ValueError, match="lags=4"):
         restricted_cross_entropy(np.full((2,) * 4, 1 / 16), 4)
+
+
+def test_as_many_models_as_letters_are_no_further_position():
+    joints = np.stack(
+        [context_joint(next_token_law(reference_teacher(4, 2, 1.5, 1.0, k)), 2) for k in range(4)]
+    )
+    heads = random_heads(np.random.default_rng(9), 4, heads=2, positions=2)
+    together = exact_population(joints, stacked=True).loss(heads)
+    for k in range(4):
+        alone = PositionalHeads(heads.logits[k], heads.values[k])
+        assert torch.allclose(together[k], exact_population(joints[k]).loss(alone), atol=1e-12)

@@ -138,6 +138,17 @@ def test_number_of_heads_from_a_bound():
     assert found.report["num_heads"] == 2 and recovery_error(found.heads, truth) < 1e-8
 
 
+@pytest.mark.parametrize("max_heads", [2, 3])
+@pytest.mark.parametrize("design", DESIGNS)
+def test_every_design_reads_the_number_of_heads_a_zero_score_matrix_included(design, max_heads):
+    truth = model(2, 3, seed=1)
+    plain = QueryHeads(np.stack([truth.w[0], np.zeros((3, 3))]), truth.v)
+    box = QueryOracle(plain)
+    found = learn_attention(box, max_heads=max_heads, design=design, rng=rng(3))
+    assert found.report["num_heads"] == 2
+    assert box.num_queries == num_queries(max_heads, 3, design)
+
+
 def test_system_is_the_derivative_of_the_answers():
     heads = model(2, 3)
     u, b = rng(9).standard_normal((2, 4, 3))
@@ -305,7 +316,7 @@ def test_a_transformer_is_recovered_or_refused():
     found = learn_transformer(box, heads, rng=rng(24))
     x = 0.6 * rng(25).standard_normal((500, 6, 3))
     assert np.abs(found(x) - box(x)).max() < 1e-8 * np.abs(box(x)).max()
-    assert len(found.kinks.signs) == 4
+    assert len(found.signs) == 4
     wrong = QueryHeads(heads.w + 0.1, heads.v)
     with pytest.raises(RecoveryError):
         learn_transformer(box, wrong, rng=rng(26), walks=1)
