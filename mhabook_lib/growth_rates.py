@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .location_error import STEP, _laplace_nodes, _moments, _normal_grid
+from .location_error import STEP, laplace_nodes, moments, normal_grid
 from .single_location import require_kind
 from .validation import require_count
 
@@ -52,10 +52,10 @@ def split_average(tokens: int, nu: float) -> float:
     0.02653
     """
     require_count("tokens", tokens)
-    x, weights = _normal_grid(nu)
+    x, weights = normal_grid(nu)
     log_y = nu**0.5 * x - nu / 2
-    log_s = _laplace_nodes(log_y, weights)
-    phi, p2, p3, p4, p5 = _moments(log_y, weights, log_s, (0, 2, 3, 4, 5))  # with s^k
+    log_s = laplace_nodes(log_y, weights)
+    phi, p2, p3, p4, p5 = moments(log_y, weights, log_s, (0, 2, 3, 4, 5))  # with s^k
     one, two = phi ** (tokens - 1), (tokens - 1) * phi ** max(tokens - 2, 0)
     terms = (
         p2 * one + (p4 * one + p2**2 * two) / 2 - 4 * p3 * one

@@ -6,6 +6,8 @@ tokens independent: an average over L tokens is an integral over s of averages o
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .numerics.quadrature import gauss_hermite
@@ -14,14 +16,16 @@ from .validation import require_count
 
 STEP = 0.25  # of the trapezoid rules in ln s, exact to e^{-39} for the double exponential
 NEGLIGIBLE = 1e-17  # mass, under the noise or under the signal, that is left out
+TINY = 1e-290  # weights below cannot be divided by
 
 
-def bayes_error(law, tokens: int, bins: int = 4_000) -> float:
+def bayes_error(law, tokens: int, bins: int = 12_000) -> float:
     """Least possible `E|e_eps - a|^2`, `1 - int_0^inf phi''(s) phi(s)^{L-1} ds`.
 
     `phi(s) = E_noise exp(-s Ev)` with the evidence Ev of one token. Up to two flipping features on
     a product grid; else features are folded one at a time into a histogram of ln Ev, extrapolated
-    in the width of its bins. Raises ValueError unless tokens >= 1. Source: specialization.P7.
+    in the width of its bins. Raises ValueError unless tokens >= 1, and for strengths (above 40 or
+    so, Gaussian) whose evidence leaves double precision. Source: specialization.P7.
 
     >>> from mhabook_lib.single_location import feature_law
     >>> round(bayes_error(feature_law("flip", [2, 2]), 5), 6)
@@ -34,7 +38,7 @@ def bayes_error(law, tokens: int, bins: int = 4_000) -> float:
     return float(fine + (fine - coarse) / 3)
 
 
-def _normal_grid(strength: float) -> tuple[torch.Tensor, torch.Tensor]:
+def normal_grid(strength: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Trapezoid nodes and weights for N(0, 1), wide and fine enough for a signal of `strength`."""
     top = 10 + 9 * strength**0.5
     x = torch.arange(-top, top, 0.3 / (1 + strength) ** 0.5, dtype=torch.float64)
@@ -52,13 +56,25 @@ def _evidence_grid(law):
 
 
 def _add_feature(points, weights, law, f, nu):
-    x, w = _normal_grid(nu)
+    x, w = normal_grid(nu)
     full = torch.zeros(x.numel(), law.num_features, dtype=x.dtype)
     full[:, f] = x
-    values = (points.unsqueeze(-1) + law.log_evidence(full)[:, f]).flatten()
+    evidence = law.log_evidence(full)[:, f]
+    seen = float(torch.exp(evidence + w.log())[w > TINY].sum())  # E Ev = 1 under the noise
+    if abs(seen - 1) > 1e-8:
+        raise ValueError(
+            f"strength {nu:g}: {1 - seen:.2g} of the signal is beyond double precision"
+        )
+    values = (points.unsqueeze(-1) + evidence).flatten()
     mass = (weights.unsqueeze(-1) * w).flatten()
-    kept = mass * (1 + values.clamp(max=300).exp()) > NEGLIGIBLE
+    kept = _matters(values, mass)
     return values[kept], mass[kept]
+
+
+def _matters(log_values, weights):
+    """Where the mass under the noise, or under the signal, is not negligible."""
+    heavy = weights.log() + torch.logaddexp(log_values, torch.zeros_like(log_values))
+    return (heavy > math.log(NEGLIGIBLE)) & (weights > TINY)
 
 
 def _folded(law, bins):
@@ -76,15 +92,15 @@ def _folded(law, bins):
     return points, weights
 
 
-def _laplace_nodes(log_values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def laplace_nodes(log_values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Nodes ln s between which every integrand of this module lives."""
-    heavy = log_values[weights * (1 + log_values.clamp(max=300).exp()) > NEGLIGIBLE]
+    heavy = log_values[_matters(log_values, weights)]
     return torch.arange(
         -float(heavy.max()) - 40, -float(heavy.min()) + 5, STEP, dtype=torch.float64
     )
 
 
-def _moments(log_values, weights, log_s, powers):
+def moments(log_values, weights, log_s, powers):
     """`s^k E[y^k e^{-sy}]` for y = exp(log_values): one (nodes,) tensor for each k in `powers`."""
     found = []
     for chunk in log_s.split(64):
@@ -95,8 +111,8 @@ def _moments(log_values, weights, log_s, powers):
 
 
 def _posterior_error(log_values, weights, tokens):
-    log_s = _laplace_nodes(log_values, weights)
-    phi, second = _moments(log_values, weights, log_s, (0, 2))
+    log_s = laplace_nodes(log_values, weights)
+    phi, second = moments(log_values, weights, log_s, (0, 2))
     return 1 - STEP * (second * phi ** (tokens - 1) / log_s.exp()).sum()
 
 
@@ -106,12 +122,12 @@ def joint_error(noise, signal, tokens: int) -> float:
     `noise` and `signal` are pairs (ln y, weights) that describe y away from and at the hidden
     place. `1 - 2 E a_eps + E a_eps^2 + (L-1) E a_l^2` with one integral over s for each term.
     """
-    log_s = _laplace_nodes(*noise)
-    low = _laplace_nodes(*signal)
+    log_s = laplace_nodes(*noise)
+    low = laplace_nodes(*signal)
     start, stop = min(log_s[0], low[0]), max(log_s[-1], low[-1])
     log_s = torch.arange(float(start), float(stop), STEP, dtype=torch.float64)
-    phi, square = _moments(*noise, log_s, (0, 2))
-    damped, first, second = _moments(*signal, log_s, (0, 1, 2))
+    phi, square = moments(*noise, log_s, (0, 2))
+    damped, first, second = moments(*signal, log_s, (0, 1, 2))
     power = phi ** (tokens - 2)
     hit = STEP * (first * phi * power).sum()
     right = STEP * (second * phi * power).sum()
@@ -125,7 +141,7 @@ def equal_heads_error(overlap: float, orthogonal: float, law, tokens: int) -> fl
     Equal heads with any H have the same. At `overlap = sqrt(nu_1)` and R = 0 it is the Bayes error
     of the first feature alone. Source: specialization.P4.
     """
-    x, weights = _normal_grid(law.strengths[0])
+    x, weights = normal_grid(law.strengths[0])
     scale = (overlap**2 + orthogonal) ** 0.5
     shift = overlap * law.strengths[0] ** 0.5
     return joint_error((scale * x, weights), (scale * x + shift, weights), tokens)
