@@ -121,4 +121,5 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="strictly increasing"):
         integrate_competition(start, 5, law, "softmax", [0, 0], generator())
     with pytest.raises(ValueError, match="not finite at time"):
-        integrate_competition(start, 5, law, "softmax1", [0, 1], generator(), eta=1e200, dt=1.0)
+        lost = HeadState(start.overlaps * math.nan, start.gram)
+        integrate_competition(lost, 5, law, "softmax1", [0, 0.5], generator())

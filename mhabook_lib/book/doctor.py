@@ -15,6 +15,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from mhabook_lib.book.browser import find_browser
 from mhabook_lib.book.chapters import BookError, find_project
 
 NEEDED_DISK = 3
@@ -137,10 +138,9 @@ def room() -> Iterator[Finding]:
 
 
 def browser() -> Finding:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if (path := shutil.which(name))), "")
-    advice = "only the browser tests of `make test` use it; they are skipped"
-    return Finding("Chromium", found or "not found", bool(found), False, advice)
+    found = find_browser()
+    advice = "only `make pdf` and the browser tests of `make test` use it; the tests are skipped"
+    return Finding("Chromium", found or "not found", found is not None, False, advice)
 
 
 def book() -> Finding:

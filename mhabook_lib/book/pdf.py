@@ -5,23 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from bs4 import BeautifulSoup
 
+from mhabook_lib.book.browser import ARGUMENTS, BROWSERS, find_browser
 from mhabook_lib.book.build import run_sphinx
 from mhabook_lib.book.chapters import BookError, Project
 from mhabook_lib.book.results import load_all
 from mhabook_lib.book.run import workplace
 from mhabook_lib.book.stage import Repository, Stage
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ARGUMENTS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync"
-).split()
 MINUTES = 10
 HEADINGS = ":is(h1, h2, h3, h4, h5, h6, [role=heading])"
 ON_PAPER = """
@@ -38,17 +33,11 @@ PAGE_NUMBER = (
 )
 
 
-def chromium() -> str:
-    """Path of the browser; BookError when there is none."""
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if not found:
-        raise BookError(f"no browser to print with: install one of {', '.join(BROWSERS)}")
-    return found
-
-
 def make_pdf(project: Project, profile: str = "quick", say: Callable = print) -> Path:
     """Print what has been run as _build/mhabook.pdf; replaced only when it is whole."""
-    browser, writer = chromium(), pdf_library()
+    browser, writer = find_browser(), pdf_library()
+    if browser is None:
+        raise BookError(f"no browser to print with: install one of {', '.join(BROWSERS)}")
     stage = Stage(project, load_all(project, profile), Repository.from_environment())
     folder, target = stage.write(), project.build / "mhabook.pdf"
     say("setting the book as one page ...")

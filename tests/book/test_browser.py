@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from mhabook_lib.book.browser import ARGUMENTS, find_browser
+
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "_build/html"
-CHROMIUM = next((p for n in ("chromium", "chromium-browser") if (p := shutil.which(n))), None)
-ARGUMENTS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync"
-).split()
+CHROMIUM = find_browser()
 READERS = {
     "light": {"color_scheme": "light", "viewport": {"width": 1300, "height": 900}},
     "dark": {"color_scheme": "dark", "viewport": {"width": 1300, "height": 900}},

@@ -1,11 +1,10 @@
 """The whole book as one PDF."""
 
 import re
-import shutil
 
 import pytest
 
-from mhabook_lib.book.pdf import BROWSERS
+from mhabook_lib.book.browser import find_browser
 
 pypdf = pytest.importorskip("pypdf")
 pytest.importorskip("playwright.sync_api")
@@ -16,7 +15,7 @@ def bookmarks(outline):
         yield from bookmarks(mark) if isinstance(mark, list) else [mark]
 
 
-@pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="no Chromium on this machine")
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium on this machine")
 def test_the_book_is_printed_with_bookmarks_that_lead_to_their_headings(copy):
     said = copy("pdf")
     assert "_build/mhabook.pdf" in said
