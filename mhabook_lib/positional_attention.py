@@ -56,7 +56,8 @@ def positional_heads(logits, dim: int, device=None) -> PositionalHeads:
 def one_hot(contexts, dim: int, device=None) -> torch.Tensor:
     """Tokens (..., T) as rows of T d zeros and ones, (..., T d), float64."""
     tokens = torch.as_tensor(np.ascontiguousarray(contexts), device=device)
-    return torch.nn.functional.one_hot(tokens, dim).flatten(-2).double()
+    rows = torch.zeros(*tokens.shape, dim, dtype=torch.float64, device=device)
+    return rows.scatter_(-1, tokens.unsqueeze(-1), 1.0).flatten(-2)
 
 
 def predictions(heads: PositionalHeads, x: torch.Tensor) -> torch.Tensor:
