@@ -132,10 +132,10 @@ class Animation:
     figures: drawn one after the other, closed here; `alt` says what is seen.
     """
 
-    def __init__(self, figures, milliseconds: int, alt: str, dpi: int = 80):
+    def __init__(self, figures, milliseconds: int, alt: str, caption: str, dpi: int = 80):
         from PIL import Image
 
-        self.alt, frames = alt, []
+        self.alt, self.caption, frames = alt, caption, []
         for figure in figures:
             buffer = io.BytesIO()
             figure.savefig(buffer, dpi=dpi)
@@ -157,8 +157,9 @@ class Animation:
         gif, png = (base64.b64encode(data).decode() for data in (self.moving, self.still))
         quiet = "(prefers-reduced-motion: reduce), print"
         return (
-            f'<picture><source media="{quiet}" srcset="data:image/png;base64,{png}">'
+            f'<figure><picture><source media="{quiet}" srcset="data:image/png;base64,{png}">'
             f'<img src="data:image/gif;base64,{gif}" alt="{html.escape(self.alt)}"></picture>'
+            f"<figcaption>{html.escape(self.caption)}</figcaption></figure>"
         )
 
     def _repr_png_(self) -> bytes:

@@ -69,8 +69,9 @@ def test_animation_is_small_and_has_a_still_and_words():
         axis.plot([0, k], [0, 1])
         return figure
 
-    moving = plotting.Animation((frame(k) for k in range(3)), 100, "a line that turns")
+    moving = plotting.Animation((frame(k) for k in range(3)), 100, "a line that turns", "A < B")
     page = moving._repr_html_()
+    assert "<figcaption>A &lt; B</figcaption>" in page
     assert 'alt="a line that turns"' in page and "prefers-reduced-motion" in page
     assert moving._repr_png_().startswith(b"\x89PNG") and moving.moving.startswith(b"GIF")
     assert len(page) < 200_000
