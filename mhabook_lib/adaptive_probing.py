@@ -10,7 +10,14 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.special import expit, logit
 
-from mhabook_lib.query_oracle import QueryHeads, QueryOracle, RecoveryError, probe_outputs
+from mhabook_lib.query_oracle import (
+    QueryHeads,
+    QueryOracle,
+    RecoveryError,
+    ask_probes,
+    ask_tokens,
+    probe_outputs,
+)
 from mhabook_lib.query_recovery import Plan, Recovery, assemble, polished, probe_system
 from mhabook_lib.rational_probes import probe_counts, separate_heads
 from mhabook_lib.validation import require_count, require_positive
@@ -32,14 +39,12 @@ class Answers:
 
     def single(self, b) -> np.ndarray:
         self.singles = np.atleast_2d(b)
-        self.alone = self.oracle.value(self.singles[:, None])
+        self.alone = ask_tokens(self.oracle, self.singles)
         return self.alone
 
     def probe(self, u, b, counts) -> np.ndarray:
         u, b = np.broadcast_arrays(np.atleast_2d(u), np.atleast_2d(b))
-        answers = self.oracle.probe(u, b, counts)
-        if not np.isfinite(answers).all():
-            raise RecoveryError("the oracle gave an answer that is not finite")
+        answers = ask_probes(self.oracle, u, b, counts)
         self.groups.append((u, b, counts, answers))
         return answers
 
@@ -67,7 +72,7 @@ class Answers:
         found = polished(raw, self)
         report["residual"] = float(np.abs(self.system(found)[0]).max() / self.size)
         u, b = rng.standard_normal((2, CHECKS, raw.dim))
-        heard = self.oracle.probe(u, b, ONCE)
+        heard = ask_probes(self.oracle, u, b, ONCE)
         report["verification"] = float(
             np.abs(probe_outputs(found, u, b, ONCE) - heard).max() / self.size
         )
@@ -224,10 +229,12 @@ def _dual_column(asked: Answers, dual, free, v, total, b) -> np.ndarray:
 
 
 def _two_scores(r, gh, gk) -> tuple[float, float]:
-    """Scores of two heads with known values from r at z = 1/2, 1, 2."""
+    """Scores of two heads with known values from r at z = 1/2, 1, 2; NaN where there are none."""
     z = THREE[:, 0] / THREE[:, 1]
     y = r / z
     system = np.stack([y * z, y, -np.ones(3)], axis=1)
+    if np.linalg.matrix_rank(system) < 3:  # one of the heads is saturated at all three
+        return np.nan, np.nan
     e1, e2, mixed = np.linalg.solve(system, (gh + gk) * z - y * z**2)
     roots = np.roots([1.0, -e1, e2]).astype(complex)
     if np.abs(roots.imag).max() > 1e-6 * np.abs(roots).max() or roots.real.min() <= 0:

@@ -13,7 +13,13 @@ import math
 import numpy as np
 from scipy.special import logit
 
-from mhabook_lib.query_oracle import QueryHeads, QueryOracle, RecoveryError
+from mhabook_lib.query_oracle import (
+    QueryHeads,
+    QueryOracle,
+    RecoveryError,
+    ask_probes,
+    ask_tokens,
+)
 from mhabook_lib.query_recovery import Recovery, polished, probe_system
 from mhabook_lib.validation import require_count, require_positive
 
@@ -33,7 +39,6 @@ def learn_attention_cold(
     rng: np.random.Generator,
     beta: float | None = None,
     redraws: int = 4,
-    polish: bool = True,
 ) -> Recovery:
     """Recover `num_heads` heads in float64, far beyond where rational interpolation survives.
 
@@ -51,8 +56,6 @@ def learn_attention_cold(
         try:
             circle = Circle(oracle, num_heads, beta, rng)
             raw = circle.heads()
-            if not polish:
-                return Recovery(raw, raw, _report(oracle, reasons))
             sample = ShortProbes(oracle, num_heads, rng)
             found = polished(raw, sample)
             residual = float(np.abs(sample.system(found)[0]).max() / sample.size)
@@ -83,7 +86,7 @@ class ShortProbes:
         u, b = rng.standard_normal((2, count, dim))
         self.u = 2 * u / np.linalg.norm(u, axis=1, keepdims=True)
         self.b = b / np.linalg.norm(b, axis=1, keepdims=True)
-        self.answers = oracle.probe(self.u, self.b, SHORT)
+        self.answers = ask_probes(oracle, self.u, self.b, SHORT)
         self.size = float(np.abs(self.answers).max())
 
     def system(self, heads: QueryHeads):
@@ -97,7 +100,7 @@ class Circle:
     def __init__(self, oracle: QueryOracle, num_heads: int, beta: float, rng):
         self.oracle, self.num_heads, self.beta = oracle, num_heads, beta
         dim = oracle.dim
-        self.total = oracle.value(np.eye(dim)[:, None])
+        self.total = ask_tokens(oracle, np.eye(dim))
         b = rng.standard_normal(dim)
         self.b = b / np.linalg.norm(b)
         self.frame = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
@@ -111,7 +114,8 @@ class Circle:
         b = self.b if b is None else b
         u = np.atleast_2d(u)
         counts = np.array([[float(copies), 1.0]])
-        return self.oracle.probe(u, np.broadcast_to(b, u.shape), counts)[:, 0] - b @ self.total
+        b = np.broadcast_to(b, u.shape)
+        return ask_probes(self.oracle, u, b, counts)[:, 0] - b @ self.total
 
     def heads(self) -> QueryHeads:
         """All heads, one for each step between two plateaus."""

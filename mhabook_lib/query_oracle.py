@@ -145,6 +145,28 @@ class QueryOracle:
         return answers if self.decimals is None else np.round(answers, self.decimals)
 
 
+def ask_probes(oracle, u, b, counts) -> np.ndarray:
+    """Answers of any box to the probes of pairs u, b (M, d) at counts (Q, 2), checked, (M, Q).
+
+    RecoveryError for another number of answers, and for answers that are not finite.
+    """
+    return _checked(oracle.probe(u, b, counts), (len(u), len(counts)))
+
+
+def ask_tokens(oracle, tokens) -> np.ndarray:
+    """Answers V^T b to single tokens (n, d), checked as in `ask_probes`, (n,)."""
+    return _checked(oracle.value(tokens[:, None]), (len(tokens),))
+
+
+def _checked(answers, shape: tuple[int, ...]) -> np.ndarray:
+    answers = np.asarray(answers, dtype=float)
+    if answers.shape != shape:
+        raise RecoveryError(f"the box gave answers of shape {answers.shape}: expected {shape}")
+    if not np.isfinite(answers).all():
+        raise RecoveryError("the box gave an answer that is not finite")
+    return answers
+
+
 def canonical_heads(heads: QueryHeads) -> QueryHeads:
     """Merge heads with equal W, adding their values, and drop those whose sum is zero.
 

@@ -12,7 +12,13 @@ import numpy as np
 from scipy.optimize import least_squares, linear_sum_assignment
 from scipy.special import expit
 
-from mhabook_lib.query_oracle import QueryHeads, QueryOracle, RecoveryError
+from mhabook_lib.query_oracle import (
+    QueryHeads,
+    QueryOracle,
+    RecoveryError,
+    ask_probes,
+    ask_tokens,
+)
 from mhabook_lib.rational_probes import (
     PairHeads,
     condition,
@@ -184,17 +190,12 @@ class Asked:
         bases = plan.b[plan.cells[0]]
         self.singles = bases if self.free_limit else bases[:1]
         before = oracle.num_queries
-        self.alone = np.asarray(oracle.value(self.singles[:, None])).ravel()
-        self.answers = np.asarray(oracle.probe(plan.u, plan.b, self.counts))
+        self.alone = ask_tokens(oracle, self.singles)
+        self.answers = ask_probes(oracle, plan.u, plan.b, self.counts)
         self.counts_asked = {
             "num_queries": oracle.num_queries - before,
             "max_length": oracle.max_length,
         }
-        wanted = (len(plan.u), len(self.counts))
-        if self.answers.shape != wanted or self.alone.shape != (len(self.singles),):
-            raise RecoveryError(f"answers of shape {self.answers.shape}: expected {wanted}")
-        if not (np.isfinite(self.answers).all() and np.isfinite(self.alone).all()):
-            raise RecoveryError("the oracle gave an answer that is not finite")
         self.size = float(np.abs(self.answers).max())
         if self.size == 0:
             raise RecoveryError("all answers are zero: there is no head to see")

@@ -225,6 +225,15 @@ def test_nothing_is_pretended(case):
         learn_attention(box, num_heads, rng=rng(14))
 
 
+@pytest.mark.parametrize("box", [Broken, Short])
+@pytest.mark.parametrize(
+    "learn", [learn_attention_cold, learn_by_continuation, learn_by_dual_probes]
+)
+def test_every_learner_hears_what_is_wrong_with_the_answers(learn, box):
+    with pytest.raises(RecoveryError, match=r"the box gave (an answer|answers)"):
+        learn(box(model(2, 3)), 2, rng=rng(31))
+
+
 def test_a_bound_below_the_truth_is_refused():
     with pytest.raises(RecoveryError):
         learn_attention(QueryOracle(model(3, 3)), max_heads=2, design="stated", rng=rng(15))
@@ -296,6 +305,20 @@ def test_continuation_and_dual_probes():
         learn_by_dual_probes(QueryOracle(dependent), 2, rng=rng(19))
     with pytest.raises(ValueError, match="step"):
         learn_by_continuation(QueryOracle(truth), 2, rng=rng(19), step=0.0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize(
+    "learn", [learn_attention, learn_by_continuation, learn_by_dual_probes, learn_attention_cold]
+)
+def test_saturated_heads_are_recovered_or_refused(learn, scale):
+    for seed in range(4):
+        truth = model(2, 3, seed=seed, scale=scale)
+        try:
+            found = learn(QueryOracle(truth), 2, rng=rng(32, seed))
+        except RecoveryError:
+            continue
+        assert recovery_error(found.heads, truth) < 1e-3
 
 
 # Transformers and baselines
